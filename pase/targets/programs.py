@@ -259,6 +259,11 @@ def _checked(
                 f"layer {name!r} ({operator.kind}) cannot be written as a program: {problem}; replace it in the "
                 "model, or use the plan without a program"
             )
+        if not target.takes_imported and bodies[name].constants:
+            raise EmitError(
+                f"layer {name!r} ({operator.kind}) computes with constants, which programs for {target.name} do not "
+                "have; use --target torch"
+            )
         _check_splits(plan[name], operator, target)
     return wanted
 

@@ -21,10 +21,13 @@ def _reference(*given: Any, **others: Any) -> Any:
     return reference_training(*given, **others)
 
 
+_OF_IMPORTED_MODELS = ("cut", "end_to_end", "last_state", "recurrent", "select_rows", "view")
+"""Layers that programs of built networks do not need."""
+
 MESH_TENSORFLOW = Target(
     name="mesh_tensorflow",
     module=code("pase.targets.mesh_tensorflow.runtime.layers"),
-    layers=LAYERS,
+    layers=tuple(name for name in LAYERS if name not in _OF_IMPORTED_MODELS),
     kernels=KERNELS,
     loss=Form(
         title="a training program for Mesh-TensorFlow",

@@ -4,7 +4,6 @@ A tensor is an array and the names of its dims; nothing here knows of shards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import reduce
 from itertools import product
 from math import inf, prod
@@ -29,57 +28,40 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 Draw = Callable[[Step, tuple[int, ...]], Any]
 """Takes a step that drops points and the shape of its tensor; returns what each point is multiplied by."""
 
-WHOLE = frozenset({"lstm"})
-"""Functions whose operands are tensors in the shapes in which they are read."""
 
-
-def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any], draw: Draw | None = None) -> list[Any]:
-    """Return what an operator writes, what is a piece of the first left out; its loss, where it computes one.
+def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any], draw: Draw | None = None) -> Any:
+    """Return what an operator writes first, or its loss, where it computes one.
 
     Args:
         operator: how its tensors are indexed.
         body: its elementary steps.
-        tensors: of what it reads, by name, in the shapes that it reads; of the body's constants, [dims].
+        tensors: of what it reads, by name, in the shapes that it reads.
         draw: gives the factors of the points that are dropped.
 
     Raises:
         ProgramError: a step is none that can be interpreted.
     """
     known: dict[str, Named] = {}
-    extents = {**operator.extents, **{dim.name: dim.extent for dim in body.inner}}
-    told = {operand for step in body.steps if step.function not in WHOLE for operand in step.operands}
+    extents = operator.extents
+    # Of an LSTM, operands are tensors in the shapes in which they are read.
+    told = {operand for step in body.steps if step.function != "lstm" for operand in step.operands}
     for access in operator.reads:
         if access.tensor in tensors:
-            is_told = access.tensor in told
             array = tensors[access.tensor]
-            own = {dim.axis: dim.name for dim in body.inner if dim.tensor == access.tensor}
-            if own:
-                axes = tuple(own.get(i, axis) for i, axis in enumerate(access.index_map))
-                access = replace(access, index_map=axes)
-            known[access.tensor] = named(operator, access, array) if is_told else (array, ())
-    for constant in body.constants:
-        if constant.name in tensors:
-            shape = [extents[dim] for dim in constant.dims]
-            known[constant.name] = tf.reshape(tensors[constant.name], shape), constant.dims
-    # What is kept takes no part in what is computed.
-    for step in (step for step in body.steps if step.function != "keep"):
+            known[access.tensor] = named(operator, access, array) if access.tensor in told else (array, ())
+    for step in body.steps:
         operands: list[Any] = [known[operand] if isinstance(operand, str) else operand for operand in step.operands]
-        if step.function in _CHAINS:
-            known[step.result], *states = _CHAINS[step.function](operator, step, operands)
-            known |= zip((f"{step.result}.hidden", f"{step.result}.kept"), states, strict=False)
-        elif step.function == "dropout":
+        if step.function == "dropout":
             (x,) = (operand for operand in operands if isinstance(operand, tuple))
             known[step.result] = _dropped(step, x, draw)
         else:
             known[step.result] = _step(operator, extents, step, operands)
-    last = body.steps[-1]
+    last = known[body.steps[-1].result]
     if operator.is_loss:
-        return [known[last.result][0]]
-    write, *others = operator.writes
-    y, _ = _arranged(known[last.result], _dims(operator, write), operator)
-    after = (known[name] for name in (f"{last.result}.hidden", f"{last.result}.kept") if name in known)
-    found = [_shaped(x, other.shape) for (x, _), other in zip(after, others, strict=False)]
-    return [_shaped(y, write.shape), *found]
+        return last[0]
+    write = operator.writes[0]
+    y, _ = _arranged(last, _dims(operator, write), operator)
+    return _shaped(y, write.shape)
 
 
 def _dropped(step: Step, x: Named, draw: Draw | None) -> Named:
@@ -338,132 +320,24 @@ def piece_of(dims: Sequence[str], access: Access) -> tuple[slice, ...]:
     return tuple(index)
 
 
-def _lstm(operator: Operator, _: Step, operands: Sequence[Any]) -> list[Named]:
-    """A stack of layers; gates of its weights, [layers, …, gates, units], are in another order than PyTorch's."""
-    x, w, u, bias = (array for array, _ in operands)
-    order = [0, 1, 3, 2]
-    weights = []
-    for own in zip(*(tf.unstack(tf.gather(weight, order, axis=-2)) for weight in (w, u, bias)), strict=True):
-        of_input, of_hidden, of_both = (tf.reshape(weight, [-1, 4 * weight.shape.as_list()[-1]]) for weight in own)
-        weights.append((tf.transpose(of_input), tf.transpose(of_hidden), tf.transpose(of_both)))
-    sequence = _layers("lstm", tf.transpose(x[0], [1, 0, 2]), weights, 1, ())[0]
+def _lstm(operator: Operator, _: Extents, __: Step, operands: Sequence[Any]) -> Named:
+    """A stack of layers, step by step; of its weights, [layers, …, gates, units], the candidate is the last gate."""
+    x, *weights = (array for array, _ in operands)
+    sequence = tf.unstack(x[0], axis=1)
+    for w, u, bias in zip(*map(tf.unstack, weights), strict=True):
+        columns = 4 * w.shape.as_list()[-1]
+        hidden = cell = tf.zeros([sequence[0].shape[0], w.shape[-1]], x.dtype)
+        outputs = []
+        for read in sequence:
+            gates = tf.matmul(read, tf.reshape(w, [-1, columns])) + tf.matmul(hidden, tf.reshape(u, [-1, columns]))
+            into, forget, out, candidate = tf.split(gates + tf.reshape(bias, [columns]), 4, axis=1)
+            cell = tf.sigmoid(forget) * cell + tf.sigmoid(into) * tf.tanh(candidate)
+            hidden = tf.sigmoid(out) * tf.tanh(cell)
+            outputs.append(hidden)
+        sequence = outputs
     dims = _dims(operator, operator.writes[0])
-    sequence = tf.transpose(sequence, [1, 0, 2])
-    return [(tf.reshape(sequence, [1] * (len(dims) - 3) + sequence.shape.as_list()), dims)]
-
-
-def _recurrent(operator: Operator, step: Step, operands: Sequence[Any]) -> list[Named]:
-    extents = operator.extents
-    batch, steps, directions, gate, unit = step.dims
-    options = [bool(step.option(name, False)) for name in ("hidden", "kept")]
-    sequence = _led(operands[0], (steps, batch), [extents[steps], extents[batch], -1])
-    num_weights = len(operands) - 1 - sum(options)
-    weights = [_led(w, (gate, unit), [extents[gate] * extents[unit], -1]) for w in operands[1 : 1 + num_weights]]
-    num_cells = int(step.option("layers", 1)) * extents[directions]
-    of_each = num_weights // num_cells
-    cells = [weights[first : first + of_each] for first in range(0, num_weights, of_each)]
-    rest = iter(operands[1 + num_weights :])
-    shape = [extents[batch], extents[unit], num_cells]
-    given = [tf.transpose(_led(next(rest), (batch, unit), shape), [2, 0, 1]) if x else None for x in options]
-    cell = str(step.option("cell", "lstm"))
-    sequence, hidden, kept = _layers(cell, sequence, cells, extents[directions], given)
-    shape = [extents[dim] for dim in (steps, batch, directions, unit)]
-    states = [(hidden, ("", batch, unit)), *([(kept, ("", batch, unit))] if cell == "lstm" else [])]
-    return [(tf.reshape(sequence, shape), (steps, batch, directions, unit)), *states]
-
-
-def _layers(
-    cell: str, sequence: Any, cells: Sequence[Sequence[Any]], directions: int, given: Sequence[Any]
-) -> tuple[Any, Any, Any]:
-    """Run layers one after the other, in one or two directions, each step by step.
-
-    sequence: [steps, batch, …]. cells: matrices of all gates, [gates and units, …], and biases, [gates and units, 1].
-    given: first hidden states, and what is kept of the first, [cells, batch, units]; None for zeros.
-
-    Returns the hidden states of the last layer; the last hidden states of all cells, and what these keep.
-    """
-    states: list[tuple[Any, Any]] = []
-    for first in range(0, len(cells), directions):
-        both = []
-        for turn, (w, u, *biases) in enumerate(cells[first : first + directions]):
-            zeros = tf.zeros([sequence.shape[1], u.shape[1]], sequence.dtype)
-            own = [zeros if x is None else x[first + turn] for x in given]
-            hidden, kept = [*own, zeros, zeros][:2]
-            outputs = []
-            for x in tf.unstack(sequence)[:: -1 if turn else 1]:
-                of_input, of_hidden = tf.matmul(x, w, transpose_b=True), tf.matmul(hidden, u, transpose_b=True)
-                if biases:
-                    of_input += tf.transpose(biases[0])
-                    of_hidden += tf.transpose(biases[1]) if len(biases) > 1 else 0.0
-                hidden, kept = _cell(cell, of_input, of_hidden, hidden, kept)
-                outputs.append(hidden)
-            both.append(tf.stack(outputs[:: -1 if turn else 1]))
-            states.append((hidden, kept))
-        sequence = tf.concat(both, axis=2)
-    hidden, kept = (tf.stack(column) for column in zip(*states, strict=True))
-    return sequence, hidden, kept
-
-
-def _led(x: Named, dims: tuple[str, ...], shape: Sequence[int]) -> Any:
-    """Return a tensor with some dims first, in a shape."""
-    array, own = x
-    order = (*dims, *(dim for dim in own if dim not in dims))
-    return tf.reshape(tf.transpose(array, [own.index(dim) for dim in order]), shape)
-
-
-def _cell(cell: str, of_input: Any, of_hidden: Any, hidden: Any, kept: Any) -> tuple[Any, Any]:
-    """Return the hidden state after a step and what is kept besides, from what both add to the gates."""
-    match cell:
-        case "lstm":
-            into, forget, candidate, out = tf.split(of_input + of_hidden, 4, axis=1)
-            kept = tf.sigmoid(forget) * kept + tf.sigmoid(into) * tf.tanh(candidate)
-            return tf.sigmoid(out) * tf.tanh(kept), kept
-        case "gru":
-            (reset, update, new), (reset_too, update_too, old) = tf.split(of_input, 3, 1), tf.split(of_hidden, 3, 1)
-            update = tf.sigmoid(update + update_too)
-            return (1 - update) * tf.tanh(new + tf.sigmoid(reset + reset_too) * old) + update * hidden, kept
-        case "rnn_relu":
-            return tf.nn.relu(of_input + of_hidden), kept
-        case _:
-            return tf.tanh(of_input + of_hidden), kept
-
-
-def _cut(_: Operator, extents: Extents, step: Step, operands: Sequence[Any]) -> Named:
-    ((x, dims),) = operands
-    old, new = step.dims
-    points = [int(step.option("start", 0)) + i * int(step.option("step", 1)) for i in range(extents[new])]
-    return tf.gather(x, points, axis=dims.index(old)), tuple(new if dim == old else dim for dim in dims)
-
-
-def _join(__: Operator, _: Extents, step: Step, operands: Sequence[Any]) -> Named:
-    *own, whole = step.dims
-    first = tuple(whole if dim == own[0] else dim for dim in operands[0][1])
-    arrays = []
-    for (x, dims), part in zip(operands, own, strict=True):
-        names = [whole if dim == part else dim for dim in dims]
-        arrays.append(tf.transpose(x, [names.index(dim) for dim in first]))
-    return tf.concat(arrays, axis=first.index(whole)), first
-
-
-def _view(_: Operator, extents: Extents, step: Step, operands: Sequence[Any]) -> Named:
-    ((x, dims),) = operands
-    replaced = int(step.option("replaced", 1))
-    old, new = step.dims[:replaced], step.dims[replaced:]
-    rest = tuple(dim for dim in dims if dim not in old)
-    x = tf.transpose(x, [dims.index(dim) for dim in (*rest, *old)])
-    return tf.reshape(x, [extents[dim] for dim in (*rest, *new)]), (*rest, *new)
-
-
-def _rows(__: Operator, _: Extents, step: Step, operands: Sequence[Any]) -> Named:
-    (table, own), (places, dims) = operands
-    rest = tuple(dim for dim in own if dim not in step.dims)
-    table = tf.transpose(table, [own.index(dim) for dim in (*step.dims, *rest)])
-    return tf.gather(table, tf.cast(places, tf.int32)), (*dims, *rest)
-
-
-def _repeat(_: Operator, extents: Extents, step: Step, operands: Sequence[Any]) -> Named:
-    (x,) = operands
-    return tf.broadcast_to(_broadcast(x, step.dims), [extents[dim] for dim in step.dims]), step.dims
+    y = tf.stack(sequence, axis=1)
+    return tf.reshape(y, [1] * (len(dims) - 3) + y.shape.as_list()), dims
 
 
 def _log_softmax(x: Any, places: list[int]) -> Any:
@@ -486,18 +360,12 @@ _OF_STEP: Mapping[str, Callable[[Operator, Extents, Step, Sequence[Any]], Named]
     "convolve": _convolve,
     "convolve_transposed": _convolve_transposed,
     "copy": lambda _, __, ___, operands: operands[0],
-    "cut": _cut,
     "einsum": _einsum,
     "embedding": _embedding,
+    "lstm": _lstm,
     "fan_out": lambda _, __, ___, operands: operands[0],
-    "join": _join,
     "padded": _padded,
     "pick": _pick,
     "piece": _piece,
     "pool": _pool,
-    "repeat": _repeat,
-    "rows": _rows,
-    "view": _view,
 }
-
-_CHAINS: Mapping[str, Callable[[Operator, Step, Sequence[Any]], list[Named]]] = {"lstm": _lstm, "recurrent": _recurrent}

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pase.errors import ProgramError
@@ -116,8 +116,7 @@ class Weight:
     """A tensor that is kept from step to step; tensor: on the mesh of the layer that declared it.
 
     mean, deviation: of its initial values. handed: the tensor as that layer reads it, from which others get it.
-    is_trained: whether steps change it; a constant has the value that it is given. is_frozen: whether it is a weight
-    that steps do not change. is_statistic: whether it is kept of what steps compute.
+    is_frozen: whether steps do not change it.
     """
 
     name: str
@@ -126,9 +125,7 @@ class Weight:
     shape: tuple[int, ...]
     deviation: float
     mean: float = 0.0
-    is_trained: bool = True
     is_frozen: bool = False
-    is_statistic: bool = False
 
 
 class Program:
@@ -146,7 +143,6 @@ class Program:
         self.inputs: list[DataInput] = []
         self.placeholders: dict[str, Any] = {}
         self.meshes: list[LayerMesh] = []
-        self.statistics: dict[str, tuple[Any, float]] = {}
         self._mask_key: Any = None
         self.devices = devices or virtual_cpus(num_devices)
         self._tf_names: set[str] = set()
@@ -168,21 +164,6 @@ class Program:
         """Return an input of whole numbers from 0 to below - 1 on the host."""
         return self._input(DataInput(name=name, shape=tuple(shape), below=below), tf.int32)
 
-    def constant(self, mesh: LayerMesh, name: str, dims: Sequence[Any]) -> Any:
-        """Return a tensor on a mesh that is not trained: statistics that the model kept, positions, a mask."""
-        return self._kept(mesh, name, dims, is_trained=False)
-
-    def statistic(self, mesh: LayerMesh, name: str, dims: Sequence[Any], *, initial: float = 0.0) -> Any:
-        """Return a tensor on a mesh that is not trained but kept from step to step; initial: its first value."""
-        tensor = self._kept(mesh, name, dims, mean=initial, is_trained=False)
-        self.weights[name] = replace(self.weights[name], is_statistic=True)
-        return tensor
-
-    def keep(self, statistic: Any, value: Any, *, momentum: float) -> None:
-        """Have every step bring a statistic nearer to a value, by the share `momentum` of their difference."""
-        name = next(name for name, weight in self.weights.items() if weight.tensor is statistic)
-        self.statistics[name] = value, momentum
-
     def weight(
         self,
         mesh: LayerMesh,
@@ -198,18 +179,6 @@ class Program:
         A name that another layer declared gives that layer's tensor, brought to this mesh: a shared weight. is_frozen:
         whether it keeps its initial values.
         """
-        return self._kept(mesh, name, dims, deviation, mean, is_trained=not is_frozen, is_frozen=is_frozen)
-
-    def _kept(
-        self,
-        mesh: LayerMesh,
-        name: str,
-        dims: Sequence[Any],
-        deviation: float = 0.0,
-        mean: float = 0.0,
-        is_trained: bool = True,
-        is_frozen: bool = False,
-    ) -> Any:
         shape = tuple(dim.size for dim in dims)
         if name in self.weights:
             first = self.weights[name]
@@ -217,7 +186,7 @@ class Program:
             return reshard(first.handed, mesh, dims)
         check_split(mesh.layer, mesh.devices, ((dim.name, dim.size) for dim in dims))
         tensor = self._trained(mesh, self._tf_name(name), mtf.Shape(list(dims)))
-        handed = FanOut(tensor).new_output() if is_trained else tensor
+        handed = tensor if is_frozen else FanOut(tensor).new_output()
         self.weights[name] = Weight(
             name=name,
             tensor=tensor,
@@ -225,7 +194,6 @@ class Program:
             shape=shape,
             deviation=deviation,
             mean=mean,
-            is_trained=is_trained,
             is_frozen=is_frozen,
         )
         return handed
@@ -246,15 +214,10 @@ class Program:
         """Return what to feed so that masks are those of a key; nothing where no layer has any."""
         return {} if self._mask_key is None else {self._mask_key: key}
 
-    def updates(self, rule: Rule, gradients: Mapping[str, Any], values: Mapping[str, Any]) -> Updates:
-        """Declare the updates of the weights that have a gradient, and of the statistics of which there are values."""
+    def updates(self, rule: Rule, gradients: Mapping[str, Any]) -> Updates:
+        """Declare the updates of the weights that have a gradient."""
         tensors = {name: weight.tensor for name, weight in self.weights.items()}
-        found = add_updates(rule, tensors, gradients, dtype=self.dtype, host=self.devices.host, new_name=self._tf_name)
-        for name, value in values.items():
-            old, momentum = tensors[name], self.statistics[name][1]
-            new = old * (1 - momentum) + value * momentum
-            found.operations.append(Assign(old, new))
-        return found
+        return add_updates(rule, tensors, gradients, dtype=self.dtype, host=self.devices.host, new_name=self._tf_name)
 
     def lowered(self, traffic: Traffic) -> Any:
         """Return what lowers the program's tensors; traffic: counts what moves."""

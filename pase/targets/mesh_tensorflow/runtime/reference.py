@@ -24,7 +24,6 @@ from pase.targets.training.counted import (
     kept,
     shared_order,
     step_key,
-    weight_name,
 )
 from pase.targets.training.data import (
     Array,
@@ -246,7 +245,7 @@ def _updates(network: "_Network", rule: Rule) -> ReferenceUpdates:
     updates = ReferenceUpdates(rule)
     gradients = tf.gradients(network.loss, list(variables.values()))
     for (name, variable), gradient in zip(variables.items(), gradients, strict=True):
-        if gradient is not None and name not in network.constants:
+        if gradient is not None and name not in network.frozen:
             updates.add(variable, network.values[name], gradient)
     return updates
 
@@ -256,7 +255,7 @@ class _Network:
 
     def __init__(self, graph: Graph, dtype: Any) -> None:
         self.variables: dict[str, Any] = {}
-        self.constants: set[str] = set()
+        self.frozen: set[str] = set()
         self.placeholders: dict[str, Any] = {}
         self.values: dict[str, Any] = {}
         self.inputs: list[DataInput] = []
@@ -266,7 +265,7 @@ class _Network:
         self._graph, self._dtype = graph, dtype
         self._items = data_inputs(graph)
         self._masks: list[tuple[str, float, Any]] = []
-        self._written: dict[str, list[Any]] = {}
+        self._written: dict[str, Any] = {}
         try:
             loss = graph.loss_layer
         except EmitError as error:
@@ -275,7 +274,7 @@ class _Network:
         for operator in graph.operators:
             if operator.name in wanted:
                 self._compute(operator)
-        self.loss = tf.reshape(self._written[loss][0], [])
+        self.loss = tf.reshape(self._written[loss], [])
 
     def _compute(self, operator: Operator) -> None:
         """Compute what an operator writes, step by step."""
@@ -288,12 +287,6 @@ class _Network:
         used = {operand for step in body.steps for operand in step.operands}
         reads = {access.tensor: i for i, access in enumerate(operator.reads) if access.tensor in used}
         tensors = {tensor: self._read(operator, i) for tensor, i in reads.items()}
-        for constant in body.constants:
-            if constant.name in used:
-                name = f"{operator.name}/{constant.name}"
-                self.constants.add(name)
-                shape = tuple(operator.extents[dim] for dim in constant.dims)
-                tensors[constant.name] = self._variable(name, shape, (0.0, 0.0))
         self._written[operator.name] = interpret(
             operator, body, tensors, lambda step, shape: self._mask(operator.name, step, shape)
         )
@@ -306,10 +299,8 @@ class _Network:
         edge = self._graph.incoming.get((operator.name, position))
         if access.role is Role.PARAMETER:
             name = parameter_name(operator, access)
-            if self._graph.is_imported:
-                name = weight_name(self._graph, operator, access)
             if not access.is_trained:
-                self.constants.add(name)
+                self.frozen.add(name)
             order = shared_order(self._graph, operator, access)
             is_plain = order == tuple(range(len(order)))
             value = self._variable(name, access.shape, initial_moments(operator, access))
@@ -317,15 +308,14 @@ class _Network:
         if edge is None:
             return tf.reshape(self._placeholder(self._items[operator.name, position]), access.shape)
         producer = self._graph[edge.producer]
-        whole = producer.wholes.get(edge.output, edge.output)
-        written = self._written[edge.producer][whole]
-        if edge.output != whole:
-            array, dims = named(producer, producer.writes[whole], written)
+        written = self._written[edge.producer]
+        if edge.output:
+            array, dims = named(producer, producer.writes[0], written)
             written = array[piece_of(dims, producer.writes[edge.output])]
         return written if written.shape.as_list() == list(access.shape) else tf.reshape(written, access.shape)
 
     def _variable(self, name: str, shape: tuple[int, ...], moments: tuple[float, float]) -> Any:
-        """Return the value of a weight or a constant, one for all uses of a step."""
+        """Return the value of a weight, one for all uses of a step."""
         if name not in self.variables:
             self._moments[name] = moments
             self.variables[name] = tf.get_variable(

@@ -18,14 +18,13 @@ from pase.targets.mesh_tensorflow.runtime.measure import crossed, peak_bytes
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training
 from pase.targets.training.checkpointing import stopped_text
-from pase.targets.training.data import held_out_batches
+from pase.targets.training.data import held_out_batches, read_arrays
 from pase.targets.training.options import TrainingOptions, device_choice, device_options, training_options
 from pase.targets.training.script import (
     MetricsFile,
     Report,
     Steps,
     chosen_batches,
-    given_values,
     reporting,
     script_flags,
     tabulated,
@@ -63,9 +62,7 @@ def train(
     with ProgramGraph().as_default(), ExitStack() as opened:
         program = Program(num_devices=num_devices, dtype=dtype, devices=devices)
         loss = build(program)
-        kept = program.weights.values()
-        constants = [each.name for each in kept if not (each.is_trained or each.is_frozen or each.is_statistic)]
-        given = given_values(options.weights_path, constants)
+        given = None if options.weights_path is None else read_arrays(options.weights_path)
         seed = options.seed or 0
         batches = chosen_batches(program.inputs, seed, options.data_path, generator, 0)
         test = held_out_batches(program.inputs, options.test_data_path) if options.test_data_path else None

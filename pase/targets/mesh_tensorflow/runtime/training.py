@@ -67,10 +67,10 @@ class Training:
         """Return the training of a program: gradients, updates, lowering, a session, initial weights.
 
         rule: of the updates, by default plain gradient descent. learning_rate: where a step names no other.
-        values: of weights and constants, to begin with; without them weights are drawn.
+        values: of weights, to begin with; without them these are drawn.
         keep_alive: move all that was planned, also replicas that nobody uses, which TensorFlow leaves out.
         """
-        tensors = {name: weight.tensor for name, weight in program.weights.items() if weight.is_trained}
+        tensors = {name: weight.tensor for name, weight in program.weights.items() if not weight.is_frozen}
         num_forward = len(program.graph.operations)
         gate = Gate(host=program.devices.host)
         gate.check(loss)
@@ -79,11 +79,7 @@ class Training:
         gradients = {name: gradient for name, gradient in found if gradient is not None}
         num_operations = num_forward, len(program.graph.operations)
         PhaseMark(loss.mesh, Phase.UPDATE)
-        statistics = {name: value for name, (value, _) in program.statistics.items()}
-        passed = gate.passed({**gradients, **statistics})
-        updates = program.updates(
-            rule or Sgd(), {name: passed[name] for name in gradients}, {name: passed[name] for name in statistics}
-        )
+        updates = program.updates(rule or Sgd(), gate.passed(gradients))
         check_operations(program.graph, program.meshes)
         traffic = Traffic(keeps_alive=keep_alive)
         lowering = program.lowered(traffic)
@@ -110,8 +106,7 @@ class Training:
     def initialise(self, seed: int, values: Mapping[str, Array] | None = None) -> None:
         """Set every weight to its initial value and what the optimiser keeps to zero.
 
-        values: by name, in place of those that are drawn. Raises ProgramError where they lack one, and where there
-        are none for a constant.
+        values: by name, in place of those that are drawn. Raises ProgramError where they lack one.
         """
         self._assign(
             initial_value(name, weight.shape, weight.deviation, seed, weight.mean)

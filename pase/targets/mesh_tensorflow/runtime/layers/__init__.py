@@ -3,19 +3,15 @@
 from pase.sharding.layouts import window
 from pase.targets.mesh_tensorflow.runtime.layers.movement import (
     concat,
-    cut,
     dims,
-    end_to_end,
     fan_out,
     padded,
     piece,
     reshard,
-    select_rows,
-    view,
 )
 from pase.targets.mesh_tensorflow.runtime.layers.points import arrange, dropout, fn
 from pase.targets.mesh_tensorflow.runtime.layers.products import attention, lookup, pick, product, softmax_loss
-from pase.targets.mesh_tensorflow.runtime.layers.recurrent import GATES, last_state, lstm, recurrent
+from pase.targets.mesh_tensorflow.runtime.layers.recurrent import GATES, lstm
 from pase.targets.mesh_tensorflow.runtime.layers.reductions import (
     greatest,
     least,
@@ -29,8 +25,7 @@ from pase.targets.mesh_tensorflow.runtime.layers.reductions import (
 from pase.targets.mesh_tensorflow.runtime.layers.windows import convolve, convolve_transposed, pool
 
 __all__ = [
-    "GATES", "arrange", "attention", "concat", "convolve", "convolve_transposed", "cut", "dims", "dropout",
-    "end_to_end", "fan_out", "fn", "greatest", "last_state", "least", "log_softmax", "lookup", "lstm", "mean",
-    "normalise", "padded", "pick", "piece", "pool", "product", "recurrent", "reshard", "select_rows", "softmax",
-    "softmax_loss", "total", "view", "window", "without_later_keys",
+    "GATES", "arrange", "attention", "concat", "convolve", "convolve_transposed", "dims", "dropout", "fan_out", "fn",
+    "greatest", "least", "log_softmax", "lookup", "lstm", "mean", "normalise", "padded", "pick", "piece", "pool",
+    "product", "reshard", "softmax", "softmax_loss", "total", "window", "without_later_keys",
 ]  # fmt: skip
