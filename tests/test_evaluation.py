@@ -20,7 +20,7 @@ from pase.costs import Problem
 from pase.errors import ConfigurationError, IntegratedError, MemoryLimitError, PaseError, PlanError
 from pase.models import MODELS
 from pase.planning.problems import problem_of
-from pase.planning.steps import Step
+from pase.planning.steps import TrainingStep
 from pase.views.reports.document import sweep
 from tests.networks import SMALL, slow_machine, small_graph, small_plan, tiny_graph, tiny_plan
 
@@ -433,7 +433,7 @@ def test_what_to_change_first_in_a_step_saves_what_it_says(stages: int) -> None:
     other = plan.replace("fc2", rest="kept", **({"n": 2} if plan["fc2"].splits["n"] == 1 else {"b": 2}))
     found = evaluation(_free_graph(), other, time_limit_s=10).improvement
     assert found is not None
-    step = Step.of(other)
+    step = TrainingStep.of(other)
     for name, choice in found.changes:
         step = step.with_layer(other.index[name], choice)
     assert found.saving == pytest.approx(other.total_cost - step.cost, rel=1e-9)

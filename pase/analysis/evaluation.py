@@ -64,7 +64,7 @@ from pase.planning.problems import (
 )
 from pase.planning.spans import Setting
 from pase.planning.stages import schedule_of
-from pase.planning.steps import Step
+from pase.planning.steps import TrainingStep
 from pase.sharding.shards import data_parallel_splits
 from pase.solver import RELATIVE_TOLERANCE, default_solver_memory_bytes, solve
 
@@ -319,7 +319,11 @@ class _Setting:
                 f"{short(graph.name)!r} with this batch: give the batch that it was searched with (--batch)"
             )
         step = replace(
-            Step.of(plan), graph=graph, machine=self.machine, cost_model=self.cost_model, optimiser=self.optimiser
+            TrainingStep.of(plan),
+            graph=graph,
+            machine=self.machine,
+            cost_model=self.cost_model,
+            optimiser=self.optimiser,
         )
         devices: list[tuple[int, ...]] | None = [layer.devices for layer in plan]
         if strategy.constraints:
@@ -360,7 +364,7 @@ def _improvement(plan: Plan, deadline_s: float, on_progress: Progress | None) ->
     return max(filter(None, found), key=lambda one: one.saving, default=None)
 
 
-def _kept_to(step: Step, constraints: Constraints) -> Step:
+def _kept_to(step: TrainingStep, constraints: Constraints) -> TrainingStep:
     """Return a step as constraints have it: layers that do not keep to them have the nearest that they leave.
 
     Stages, micro-batches and other layers stay as they are.
@@ -389,7 +393,7 @@ def _kept_to(step: Step, constraints: Constraints) -> Step:
 
 def planned_step(
     plan: Plan,
-    step: Step,
+    step: TrainingStep,
     devices: Sequence[tuple[int, ...]] | None = None,
     constraints: Constraints = (),
 ) -> Plan:
@@ -425,7 +429,7 @@ def planned_step(
 
 def _replaced_in_step(plan: Plan, layer: str, pin: Pin) -> Plan:
     """Return a plan with parts in which a layer has another configuration, all others kept."""
-    step = Step.of(plan)
+    step = TrainingStep.of(plan)
     allowed((pin,), plan.graph, step.group).configurations(plan.graph, plan.graph[layer])
     splits = {dim: pin.splits.get(dim, 1) for dim in plan[layer].dims}
     at = plan.index[layer]

@@ -12,7 +12,7 @@ from pase.errors import PaseError
 from pase.planning.plan import LayerPlan, Plan
 from pase.planning.stage_problem import StageProblem, StageSums
 from pase.planning.stages import step_flows
-from pase.planning.steps import Step
+from pase.planning.steps import TrainingStep
 from pase.sharding.traffic import Flow, Phase
 
 # -- costs
@@ -140,7 +140,7 @@ def _plain_layer(plan: Plan, layer: LayerPlan) -> LayerFigures:
 
 def _staged_layers(plan: Plan) -> Iterator[LayerFigures]:
     """Yield the figures of the layers of a plan with micro-batches, stages or modes."""
-    step = Step.of(plan)
+    step = TrainingStep.of(plan)
     for (problem, choice), sums, (first, stop) in zip(step.problems, step.sums, step.bounds, strict=True):
         yield from _stage_layers(plan.layers[first:stop], problem, choice, sums, plan.micro_batches)
 

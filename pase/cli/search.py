@@ -46,7 +46,7 @@ from pase.graph import Graph
 from pase.planning.constraints import constraint_texts
 from pase.planning.plan import CHEAPEST, NOT_SEARCHED, Plan
 from pase.planning.planner import ATTENTION, GATHER, WITHOUT_LIMIT, SearchOptions, search
-from pase.planning.steps import Step
+from pase.planning.steps import TrainingStep
 from pase.sharding.shards import enumerate_configurations
 from pase.solver.ordering import ORDERINGS, OrderingReport, report_ordering
 from pase.views.drawing.plans import extents_text, split_text
@@ -288,7 +288,7 @@ def _relative_to_ours(plan: Plan) -> str:
         return f"{ratio:.2f} × ours"
     from pase.planning.pipelines import data_parallel_step
 
-    needed = data_parallel_step(Step.of(plan)).peak.bytes
+    needed = data_parallel_step(TrainingStep.of(plan)).peak.bytes
     return f"{ratio:.2f} × ours; needs {quantity(needed, 'B')}{', too much' if needed > limit else ''}"
 
 

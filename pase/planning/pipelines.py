@@ -55,7 +55,7 @@ from pase.planning.spans import (
 from pase.planning.stage_problem import Choice, StageProblem, StageSums
 from pase.planning.stage_search import StageFound, stage_front
 from pase.planning.stages import INTERLEAVED, schedule_of, step_s
-from pase.planning.steps import LayerChoice, Step
+from pase.planning.steps import LayerChoice, TrainingStep
 from pase.sharding.shards import data_parallel_splits, divisors
 from pase.solver import NothingFitsError
 
@@ -647,7 +647,7 @@ def _rings(graph: Graph, parts: Sequence[StagePart]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _step_of(setting: Setting, scheme: Scheme, parts: Sequence[StagePart]) -> Step:
+def _step_of(setting: Setting, scheme: Scheme, parts: Sequence[StagePart]) -> TrainingStep:
     graph = setting.of_micro_batch(scheme.micro_batches, scheme.stages).graph
     if rings := _rings(graph, parts):
         graph = with_rings(graph, rings)
@@ -663,7 +663,7 @@ def _step_of(setting: Setting, scheme: Scheme, parts: Sequence[StagePart]) -> St
                     stage=group + chunk * scheme.stages,
                 )
     schedule = schedule_of(scheme.chunks) if setting.schedule == INTERLEAVED else setting.schedule
-    return Step(
+    return TrainingStep(
         graph=graph,
         num_devices=setting.num_devices,
         machine=setting.machine,
@@ -676,7 +676,7 @@ def _step_of(setting: Setting, scheme: Scheme, parts: Sequence[StagePart]) -> St
     )
 
 
-def data_parallel_step(step: Step) -> Step:
+def data_parallel_step(step: TrainingStep) -> TrainingStep:
     """Return the step of the same micro-batches in data parallelism: one stage, weights whole, nothing recomputed."""
     splits = data_parallel_splits(step.graph, step.num_devices)
     layers = (LayerChoice(splits=split, state=STATES[0], is_recomputed=False, stage=0) for split in splits)

@@ -38,7 +38,7 @@ from pase.planning.constraints import ConstraintsDocument, allowed, mode_space
 from pase.planning.pipelines import data_parallel_step
 from pase.planning.plan import SCHEDULES, SCHEMA_VERSION, LayerPlan, Plan, SearchRecord, Transfer, hidden_cost
 from pase.planning.stages import INTERLEAVED
-from pase.planning.steps import Step, plan_layers_beside, total_cost
+from pase.planning.steps import TrainingStep, plan_layers_beside, total_cost
 from pase.sharding.shards import data_parallel_splits, splits_of
 
 _RELATIVE_TOLERANCE = 1e-9
@@ -321,7 +321,7 @@ def plan_from_document(given: object, source: DocumentSource) -> Plan:
     _check_stages(plan, source)
     for number, (operator, layer) in enumerate(zip(plan.graph.operators, plan.layers, strict=True)):
         _check_layer(plan, operator, layer, source, f"layers[{number}]")
-    step = Step.of(plan)
+    step = TrainingStep.of(plan)
     if document.schema_version == WITHOUT_PEAKS:
         layers = (replace(layer, memory_bytes=own) for layer, own in zip(plan.layers, step.kept_by_layer, strict=True))
         plan = replace(plan, layers=tuple(layers))
@@ -460,7 +460,7 @@ def _check_constraints(plan: Plan, source: DocumentSource) -> None:
             raise source.fail("constraints", f"tie {', '.join(group)}, whose configurations differ: search again")
 
 
-def _check_derived(plan: Plan, step: Step, document: PlanDocument, source: DocumentSource) -> None:
+def _check_derived(plan: Plan, step: TrainingStep, document: PlanDocument, source: DocumentSource) -> None:
     """Raise PlanError unless all that follows from the strategy is what the document says.
 
     These are memory and costs, under the plan's own machine and cost model, and what is said of its proof.

@@ -57,7 +57,7 @@ from pase.planning.planner import (
 )
 from pase.planning.problems import data_parallel_choice, plan_of
 from pase.planning.spans import CLOSE, EXACT, Setting
-from pase.planning.steps import Step, chosen_layers
+from pase.planning.steps import TrainingStep, chosen_layers
 from pase.solver import (
     CutShortError,
     NothingFitsError,
@@ -122,7 +122,7 @@ class Answer:
         placed: Returns its plan.
     """
 
-    step: Step
+    step: TrainingStep
     total_cost: float
     lower_bound: float
     exact: bool
@@ -140,7 +140,7 @@ class Answer:
     def of(cls, plan: Plan) -> "Answer":
         """Return a plan that was searched as an answer."""
         return cls(
-            step=Step.of(plan),
+            step=TrainingStep.of(plan),
             total_cost=plan.total_cost,
             lower_bound=plan.lower_bound,
             exact=plan.exact,
@@ -469,9 +469,9 @@ def _drop_oldest(kept: dict[Any, Any]) -> None:
         del kept[next(iter(kept))]
 
 
-def _step_of(problem: Problem, choice: Sequence[int], setting: Setting) -> Step:
+def _step_of(problem: Problem, choice: Sequence[int], setting: Setting) -> TrainingStep:
     """Return the strategy of some choices."""
-    return Step(
+    return TrainingStep(
         graph=problem.graph,
         num_devices=problem.num_devices,
         machine=setting.machine,

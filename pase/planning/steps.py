@@ -259,7 +259,7 @@ def _placed_by_hand(
 def placed_cost_of(plan: Plan) -> float:
     """Return what a step costs between the devices that a plan places its layers on."""
     if plan.has_parts:
-        return Step.of(plan, as_placed=True).cost
+        return TrainingStep.of(plan, as_placed=True).cost
     model = cost_model(plan.cost_model, plan.machine, plan.num_devices, plan.precision)
     splits, devices = [layer.splits for layer in plan], [layer.devices for layer in plan]
     return total_cost(plan_layers(plan.graph, plan.num_devices, model, splits, devices, as_placed=True))
@@ -297,7 +297,7 @@ def chosen_layers(tables: ChoiceTables, choice: Sequence[int]) -> tuple[LayerCho
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class TrainingStep:
     """The strategy of a step.
 
     graph: of one micro-batch, with cuts. schedule: "" with one stage. layers: [V]. chunks: stages of each group of
@@ -317,7 +317,7 @@ class Step:
     devices: tuple[tuple[int, ...], ...] | None = None
 
     @classmethod
-    def of(cls, plan: Plan, *, as_placed: bool = False) -> "Step":
+    def of(cls, plan: Plan, *, as_placed: bool = False) -> "TrainingStep":
         """Return the strategy of a plan; as_placed: costed between the plan's devices."""
         return cls(
             graph=plan.graph,
@@ -459,7 +459,7 @@ class Step:
         """Return what the stages of a group take together."""
         return StageSums(*together(np.array(sums[group :: self.num_groups]), self.under_way[group]).tolist())
 
-    def with_layer(self, position: int, choice: LayerChoice) -> "Step":
+    def with_layer(self, position: int, choice: LayerChoice) -> "TrainingStep":
         """Return the step with another choice of a layer, of the same stage."""
         return replace(self, layers=(*self.layers[:position], choice, *self.layers[position + 1 :]))
 
@@ -563,4 +563,4 @@ def _handed_over(edge: Edge) -> Transfer:
 
 def peak_of(plan: Plan) -> Peak:
     """Return the most that a device holds at once."""
-    return Step.of(plan).peak
+    return TrainingStep.of(plan).peak

@@ -16,7 +16,7 @@ from pase.graph import Scalar
 from pase.graph.parts import micro_batch
 from pase.machine import Machine
 from pase.planning.constraints import MODES
-from pase.planning.steps import Step
+from pase.planning.steps import TrainingStep
 from scripts.benchmarks.cluster import MODELS as WHOLE
 from scripts.benchmarks.cluster import NETWORKS, Times, links, measured, run
 from scripts.benchmarks.cluster_network import cluster, unsupported
@@ -81,7 +81,7 @@ def main(*, write: bool, models: Sequence[str], networks: Sequence[int], rounds:
             for model in models:
                 plans = strategies(model, network.num_ranks, machine)
                 times = run(made, plans, folder, model, rounds)
-                own = {name: (Step.of(plan).cost, times[name]) for name, plan in plans.items()}
+                own = {name: (TrainingStep.of(plan).cost, times[name]) for name, plan in plans.items()}
                 found[model, f"{network.num_ranks} × {links(network)}"] = own
                 print(
                     model, links(network), {name: _pair(*each) for name, each in own.items()}, _rho([own]), flush=True
@@ -100,7 +100,7 @@ def strategies(model: str, num_devices: int, machine: Machine) -> dict[str, Plan
         for name, modes in PARTS.items()
         if batch % (modes.micro_batches * num_devices // modes.stages) == 0
     }
-    needed = Step.of(plans["data parallel"]).peak.bytes
+    needed = TrainingStep.of(plans["data parallel"]).peak.bytes
     for name, asked in SEARCHES.items():
         limit = int(SHARES[name] * needed) if name in SHARES else None
         plans[name] = search(graph, num_devices, device_memory_bytes=limit, **settings, **asked)

@@ -27,7 +27,7 @@ from pase.planning.pipelines import work_s
 from pase.planning.spans import Setting, batch_of, even_cuts, works_s
 from pase.planning.stage_problem import StageSums, together
 from pase.planning.stages import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD
-from pase.planning.steps import LayerChoice, Step
+from pase.planning.steps import LayerChoice, TrainingStep
 from pase.sharding.shards import FloatArray, IntArray, divisors
 
 
@@ -156,13 +156,13 @@ def _splits_of(operator: Operator, dims: TransformerDims, degrees: Degrees) -> d
     return dict.fromkeys(operator.extents, 1) | found
 
 
-def _step(setting: Setting, degrees: Degrees) -> Step:
+def _step(setting: Setting, degrees: Degrees) -> TrainingStep:
     """Return a step with all weights whole, and nothing recomputed."""
     m, num = degrees.micro_batches, degrees.stages * degrees.chunks
     graph = batch_of(setting.graph, m, has_cuts=True).graph
     stages = np.searchsorted(_even_cuts(setting, m, num), np.arange(len(graph.operators)), side="right").tolist()
     splits = _splits(setting, degrees._replace(stages=1, chunks=1))
-    return Step(
+    return TrainingStep(
         graph=graph,
         num_devices=setting.num_devices,
         machine=setting.machine,
@@ -184,7 +184,7 @@ def _even_cuts(setting: Setting, m: int, num: int) -> list[int]:
     return even_cuts(batch.at, works_s(batch.graph, setting.cost_model, setting.machine), num)
 
 
-def _in_mode(setting: Setting, step: Step, mode: Mode) -> Step:
+def _in_mode(setting: Setting, step: TrainingStep, mode: Mode) -> TrainingStep:
     """Return a step whose layers have a mode."""
     fixed = batch_of(setting.graph, step.micro_batches, has_cuts=True).fixed
     layers = [
@@ -194,7 +194,7 @@ def _in_mode(setting: Setting, step: Step, mode: Mode) -> Step:
     return replace(step, layers=tuple(layers))
 
 
-def _costs(setting: Setting, degrees: Degrees, step: Step) -> Iterator[tuple[float, Mode]]:
+def _costs(setting: Setting, degrees: Degrees, step: TrainingStep) -> Iterator[tuple[float, Mode]]:
     """Yield what a step takes in each mode."""
     fixed = batch_of(setting.graph, degrees.micro_batches, has_cuts=True).fixed
     for mode in MODES:
@@ -205,7 +205,7 @@ def _costs(setting: Setting, degrees: Degrees, step: Step) -> Iterator[tuple[flo
         yield step.cost_of(sums), mode
 
 
-def _least(setting: Setting, degrees: Degrees, step: Step) -> Iterator[tuple[float, Mode]]:
+def _least(setting: Setting, degrees: Degrees, step: TrainingStep) -> Iterator[tuple[float, Mode]]:
     """Yield what a step takes at least in each mode in which it may fit: its layers, without what is between them."""
     columns, kinds = _layer_figures(setting, degrees._replace(chunks=1))
     firsts = [first for first, _ in step.bounds]
@@ -215,7 +215,7 @@ def _least(setting: Setting, degrees: Degrees, step: Step) -> Iterator[tuple[flo
             yield step.cost_of(sums), mode
 
 
-def _least_bytes(step: Step, sums: Sequence[StageSums]) -> Iterator[float]:
+def _least_bytes(step: TrainingStep, sums: Sequence[StageSums]) -> Iterator[float]:
     """Yield what a device of each group has in memory at least when a micro-batch begins to go back."""
     most = max(step.micro_batches - 1, 1)
     for group, own in enumerate(step.under_way):

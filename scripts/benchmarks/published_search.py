@@ -1,7 +1,7 @@
 """The best published steps beside those that a search finds for the same model on the same devices.
 
-Theirs is a `Step` with their splits, stages, micro-batches, states of weights and recomputation, so that both are told
-by the same costs. Kernels and copies that no search chooses (the sum of gradients over micro-batches, the optimizer, a
+Theirs is a `TrainingStep` with their splits, stages, micro-batches, states of weights and recomputation, so that both
+are told by the same costs. Kernels and copies that no search chooses (the sum of gradients over micro-batches, the optimizer, a
 cross-entropy in many kernels) are left out of both; `published_steps` has them.
 """
 
@@ -21,7 +21,7 @@ from pase.machine import Machine
 from pase.planning.constraints import MODES
 from pase.planning.plan import Plan
 from pase.planning.stages import schedule_of
-from pase.planning.steps import LayerChoice, Step
+from pase.planning.steps import LayerChoice, TrainingStep
 from scripts.benchmarks.large_steps import layer_splits, stage_layers
 from scripts.benchmarks.published_steps import (
     AGAIN_SELECTIVE,
@@ -74,7 +74,7 @@ def cluster_of(row: Row) -> Machine:
     return machine_of("h100" if row.parallelism else "a100")
 
 
-def theirs(row: Row, graph: Graph, *, in_turns: bool = True) -> Step:
+def theirs(row: Row, graph: Graph, *, in_turns: bool = True) -> TrainingStep:
     """Return the step of a row.
 
     torchtitan shares weights over all replicas; those of a pipeline stay gathered through a step, as in `zero1`.
@@ -115,7 +115,7 @@ def theirs(row: Row, graph: Graph, *, in_turns: bool = True) -> Step:
         )
         for v, operator in enumerate(part.operators)
     )
-    return Step(
+    return TrainingStep(
         graph=part,
         num_devices=row.gpus,
         machine=cluster_of(row),
@@ -161,12 +161,12 @@ def searched(number: str, time_limit_s: str) -> None:
             # Theirs did fit, so that what it takes by our count is a limit, too.
             if limit == limits[-1]:
                 raise
-    ours = _told(Step.of(plan)) | {"bound": plan.lower_bound}
+    ours = _told(TrainingStep.of(plan)) | {"bound": plan.lower_bound}
     told = _told(step) | {"in_one": theirs(row, graph, in_turns=False).cost}
     print(json.dumps({"theirs": told, "ours": ours, "limit": limit}))
 
 
-def searched_plan(step: Step, graph: Graph, limit_bytes: int | None, time_limit_s: float) -> Plan:
+def searched_plan(step: TrainingStep, graph: Graph, limit_bytes: int | None, time_limit_s: float) -> Plan:
     """Return the plan that a search finds of a step's model on its devices, in turns too if it has these.
 
     graph: for the whole batch.
@@ -186,11 +186,11 @@ def searched_plan(step: Step, graph: Graph, limit_bytes: int | None, time_limit_
     )
 
 
-def _told(step: Step) -> dict[str, Any]:
+def _told(step: TrainingStep) -> dict[str, Any]:
     return {"cost": step.cost, "memory": step.peak.bytes, "shape": shape_of(step)}
 
 
-def shape_of(step: Step) -> dict[str, str]:
+def shape_of(step: TrainingStep) -> dict[str, str]:
     """Return what sets a step apart, by name; of layers' splits and states those of most products with weights."""
     ways: Counter[str] = Counter()
     states: Counter[str] = Counter()

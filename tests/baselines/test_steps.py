@@ -9,7 +9,7 @@ from pase import Plan
 from pase.analysis.baselines.compare import OURS, Comparison, compare
 from pase.errors import ConfigurationError
 from pase.planning.planner import SearchOptions
-from pase.planning.steps import Step
+from pase.planning.steps import TrainingStep
 
 
 @cache
@@ -33,7 +33,7 @@ def test_others_are_what_they_are_called(stages: int) -> None:
     assert list(plans) == [*names, *["even_stages"] * (stages > 1)]
     for name, plan in plans.items():
         assert plan.micro_batches == 4
-        assert plan.total_cost == pytest.approx(Step.of(plan).cost)
+        assert plan.total_cost == pytest.approx(TrainingStep.of(plan).cost)
         if name in ("mesh_tensorflow", "megatron", "mcmc"):
             assert {layer.state for layer in plan} == {"replicated"}
         elif name not in (OURS, "even_stages"):
@@ -49,7 +49,7 @@ def test_others_are_what_they_are_called(stages: int) -> None:
     assert memory["zero2"].gradients_bytes < memory["zero1"].gradients_bytes
     assert memory["zero3"].weights_bytes < memory["zero2"].weights_bytes
     # The peak is that of the first layer's gradient, whole and reduced, whatever the layers behind it recompute.
-    waiting = {name: Step.of(plan).memory_of_stage(0).waiting_bytes()[1] for name, plan in plans.items()}
+    waiting = {name: TrainingStep.of(plan).memory_of_stage(0).waiting_bytes()[1] for name, plan in plans.items()}
     assert waiting["zero3_recompute"] < waiting["zero3"]
 
 

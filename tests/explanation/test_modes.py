@@ -16,7 +16,7 @@ from pase.analysis.explanation import ExplainOptions, Explanation, Outcome, Part
 from pase.common.words import quantity
 from pase.errors import MemoryLimitError, PlanError
 from pase.planning.constraints import Forbid
-from pase.planning.steps import LayerChoice, Step
+from pase.planning.steps import LayerChoice, TrainingStep
 from tests.explanation.test_schemes import free_plan
 from tests.networks import limited_staged_plan
 from tests.planning import test_brute_force as brute
@@ -203,9 +203,9 @@ def test_each_mode_alone_is_the_step_that_has_it() -> None:
     assert checked > 5
 
 
-def _step(plan: Plan, name: str, choice: LayerChoice) -> Step:
+def _step(plan: Plan, name: str, choice: LayerChoice) -> TrainingStep:
     """The step in which one layer has another choice."""
-    step = Step.of(plan)
+    step = TrainingStep.of(plan)
     return step.with_layer(plan.index[name], choice)
 
 

@@ -11,7 +11,7 @@ from pase.analysis.explanation import Sensitivity, sensitivity
 from pase.analysis.explanation.sensitivity import figures
 from pase.machine import load_machine
 from pase.planning.problems import problem_of
-from pase.planning.steps import Step
+from pase.planning.steps import TrainingStep
 from tests.networks import slow_machine, small_graph
 
 
@@ -121,7 +121,7 @@ def test_layers_of_a_step_keep_their_modes() -> None:
         other = search(graph, 8, machine=changed, constraints=everywhere, **settings)
         one = of(found, "node bandwidth", factor)
         assert one.time_change == pytest.approx(other.total_cost / plan.total_cost - 1, rel=1e-9)
-        there = replace(Step.of(plan), machine=changed).cost
+        there = replace(TrainingStep.of(plan), machine=changed).cost
         assert one.regret == pytest.approx(there / other.total_cost - 1, abs=1e-9)
 
 
@@ -138,6 +138,6 @@ def test_a_plan_in_stages_is_searched_again_with_each_figure() -> None:
         one = of(found, "node bandwidth", factor)
         assert (one.is_used, one.is_proven) == (True, other.exact)
         assert one.time_change == pytest.approx(other.total_cost / plan.total_cost - 1, rel=1e-9)
-        there = replace(Step.of(plan), machine=changed).cost
+        there = replace(TrainingStep.of(plan), machine=changed).cost
         assert one.regret == pytest.approx(there / other.total_cost - 1, abs=1e-9)
     assert not of(found, "device memory limit", 1.2).moves

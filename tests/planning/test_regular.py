@@ -16,7 +16,7 @@ from pase.planning.pipelines import Found, plan_of_step, solve_scheme
 from pase.planning.plan import Plan
 from pase.planning.regular import runs_of_blocks, simplified
 from pase.planning.spans import Scheme, Setting, batch_of
-from pase.planning.steps import LayerChoice, Step
+from pase.planning.steps import LayerChoice, TrainingStep
 from tests.planning.test_pipelines import _expected
 from tests.simulation.machines import machine
 
@@ -87,7 +87,7 @@ def test_what_does_not_repeat_has_no_blocks() -> None:
 
 
 def _peak(setting: Setting, found: Found) -> int:
-    return Step.of(plan_of_step(setting, found, 0.0, 0.0)).peak.bytes
+    return TrainingStep.of(plan_of_step(setting, found, 0.0, 0.0)).peak.bytes
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -126,7 +126,7 @@ def test_a_block_that_is_otherwise_for_little_becomes_as_the_others(scheme: Sche
     other = LayerChoice(
         splits=layer.splits, state=layer.state, is_recomputed=not layer.is_recomputed, stage=layer.stage
     )
-    cost = Step.of(plan).with_layer(at, other).cost
+    cost = TrainingStep.of(plan).with_layer(at, other).cost
     assert cost > found.cost
     first = found.parts[layer.stage].chunks[0][0]
     again = tuple(own != (v == at) for v, own in enumerate(found.parts[layer.stage].again, start=first))

@@ -12,7 +12,7 @@ import pytest
 from pase import Graph, Plan
 from pase.graph import Builder
 from pase.graph.operators import dense, softmax_loss
-from pase.planning.steps import Step
+from pase.planning.steps import TrainingStep
 from tests.runtime.plans import make_plan
 
 NUMBER, LABEL = 4, 8
@@ -257,7 +257,7 @@ def test_between_turns_a_stage_has_what_is_left_after_a_micro_batch(state: str) 
     """What other stages of the same devices have beside it while a stage has its turn."""
     widths, rows, replicas = EVEN, 512, 2
     plan = staged(network(widths, rows), (), replicas, 4, "", state)
-    found, _ = Step.of(plan).memory_of_stage(0).waiting_bytes()
+    found, _ = TrainingStep.of(plan).memory_of_stage(0).waiting_bytes()
     device = Device(
         widths=widths,
         rows=rows // replicas,

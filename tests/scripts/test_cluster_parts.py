@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pase.machine import Overlap
-from pase.planning.steps import Step
+from pase.planning.steps import TrainingStep
 from scripts.benchmarks.cluster_parts import MODELS, PARTS, SEARCHES, strategies, tables
 from tests.simulation.machines import machine
 
@@ -25,7 +25,7 @@ def test_strategies_have_the_parts_that_their_names_tell(monkeypatch: pytest.Mon
         assert (plan.num_groups, plan.micro_batches) == (modes.stages, modes.micro_batches)
         assert {layer.state for layer in plan} == {modes.state}
         assert any(layer.is_recomputed for layer in plan) == modes.is_recomputed
-    costs = {name: Step.of(plan).cost for name, plan in plans.items()}
+    costs = {name: TrainingStep.of(plan).cost for name, plan in plans.items()}
     assert min(costs, key=costs.__getitem__) in SEARCHES
     limited = plans["searched, in a third of the memory"]
     assert limited.peak.bytes <= (limited.device_memory_bytes or 0) <= plans["data parallel"].peak.bytes / 3

@@ -12,7 +12,7 @@ import pase
 from pase.costs import cost_model, traffic_of
 from pase.costs.states import ModeSpace
 from pase.planning.spans import Setting, batch_of
-from pase.planning.steps import Step
+from pase.planning.steps import TrainingStep
 from scripts.benchmarks import megatron
 from scripts.benchmarks.megatron import MODES, Degrees, Mode
 
@@ -32,7 +32,7 @@ def setting_of(limit_bytes: float = inf) -> Setting:
 
 
 @cache
-def every_step() -> dict[Degrees, tuple[Step, dict[Mode, tuple[float, float]]]]:
+def every_step() -> dict[Degrees, tuple[TrainingStep, dict[Mode, tuple[float, float]]]]:
     """All steps: of each mode what it takes, and what a device needs."""
     setting, found = setting_of(), {}
     for degrees in megatron._all_degrees(setting):

@@ -19,7 +19,7 @@ from pase.machine import Machine
 from pase.planning.passes import Pass, Work, run_passes
 from pase.planning.plan import Plan
 from pase.planning.stages import actions, step_s
-from pase.planning.steps import Step
+from pase.planning.steps import TrainingStep
 from tests.costs.test_schedules import order_of, simulated
 from tests.networks import staged_plan, tiny_plan
 from tests.simulation.machines import machine
@@ -160,7 +160,7 @@ def test_what_is_recomputed_takes_its_forward_pass_once_more() -> None:
     assert remade.micro_batch_s == pytest.approx(kept.micro_batch_s + remade.times_s[Work.RECOMPUTE])
     assert remade.times_s[Work.BACKWARD] == pytest.approx(kept.times_s[Work.BACKWARD])
     assert remade.memory_bytes <= kept.memory_bytes
-    waiting = [Step.of(own).memory_of_stage(0).waiting_bytes()[1] for own in (plan, again)]
+    waiting = [TrainingStep.of(own).memory_of_stage(0).waiting_bytes()[1] for own in (plan, again)]
     assert waiting[1] < waiting[0]
 
 
@@ -239,7 +239,7 @@ def _chunked(seed: int) -> Plan:
 def test_groups_of_several_stages_have_them_in_turns(seed: int) -> None:
     """What a step costs is what its passes take in Megatron-LM's order, in which memory is walked through, too."""
     plan = _chunked(seed)
-    found, step, m = simulate_stages(plan), Step.of(plan), plan.micro_batches
+    found, step, m = simulate_stages(plan), TrainingStep.of(plan), plan.micro_batches
     groups, chunks = plan.num_groups, plan.num_stages // plan.num_groups
     often = [sum(use.micro_batch_s for use in found.stages[g::groups]) for g in range(groups)]
     once = [sum(use.times_s[Work.ONCE] for use in found.stages[g::groups]) for g in range(groups)]

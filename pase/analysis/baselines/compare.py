@@ -34,7 +34,7 @@ from pase.planning.planner import (
 )
 from pase.planning.problems import PROOF, data_parallel_choice, given_solution, plan_of, problem_of
 from pase.planning.spans import even_cuts
-from pase.planning.steps import LayerChoice, Step
+from pase.planning.steps import LayerChoice, TrainingStep
 from pase.sharding.shards import data_parallel_splits
 from pase.solver import NothingFitsError
 
@@ -190,13 +190,13 @@ def _ours_among(
         raise nothing_fits(problem, limit, is_constrained=False) from None
 
 
-def other_steps(plan: Plan) -> Iterator[tuple[str, Callable[[], Step]]]:
+def other_steps(plan: Plan) -> Iterator[tuple[str, Callable[[], TrainingStep]]]:
     """Yield other steps than a plan's by name, each with what makes it: of as many micro-batches, and stages if any.
 
     Data parallelism in ZeRO's states, in the last one with all layers recomputed, block by block, too; and stages whose
     computation is as even as cuts allow, data parallel within.
     """
-    plain = data_parallel_step(Step.of(plan))
+    plain = data_parallel_step(TrainingStep.of(plan))
     for state in STATES[1:]:
         yield state, partial(_in_state, plain, state)
     yield f"{STATES[-1]}_recompute", partial(_recomputed, _in_state(plain, STATES[-1]))
@@ -204,18 +204,18 @@ def other_steps(plan: Plan) -> Iterator[tuple[str, Callable[[], Step]]]:
         yield "even_stages", partial(_even_stages, plain, plan)
 
 
-def _in_state(step: Step, state: str) -> Step:
+def _in_state(step: TrainingStep, state: str) -> TrainingStep:
     return replace(step, layers=tuple(replace(layer, state=state) for layer in step.layers))
 
 
-def _recomputed(step: Step) -> Step:
+def _recomputed(step: TrainingStep) -> TrainingStep:
     """Return a step all of whose layers are recomputed, but for those at whose beginning it could be cut."""
     kept = {0, *cuts(step.graph)}
     layers = (replace(layer, is_recomputed=number not in kept) for number, layer in enumerate(step.layers))
     return replace(step, layers=tuple(layers))
 
 
-def _even_stages(step: Step, plan: Plan) -> Step:
+def _even_stages(step: TrainingStep, plan: Plan) -> TrainingStep:
     """Return a pipeline whose cuts are nearest to where each stage has as much to compute as the others."""
     graph, num, groups = step.graph, plan.num_stages, plan.num_groups
     at = even_cuts(cuts(graph), [layer.compute_cost for layer in step.plans()], num)

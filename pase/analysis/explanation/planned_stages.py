@@ -36,7 +36,7 @@ from pase.planning.problems import configurations_beside, problem_of_plan
 from pase.planning.spans import Batch
 from pase.planning.stage_problem import StageProblem, StageSums
 from pase.planning.stages import check_stages
-from pase.planning.steps import LayerChoice, Step, chosen_layer
+from pase.planning.steps import LayerChoice, TrainingStep, chosen_layer
 from pase.sharding.shards import IndexArray
 from pase.solver import Solution
 
@@ -72,7 +72,7 @@ class PlannedStage:
     search: ConstrainedSearch
     memory: MemoryLimit
     other_bytes: int = 0
-    step: Step | None = None
+    step: TrainingStep | None = None
 
     def optimum(self, on_progress: Progress | None = None) -> Solution:
         """Return the cheapest strategy that fits by the tables, nearest to the plan's."""
@@ -167,7 +167,7 @@ def _search(plan: Plan, memory: MemoryLimit, time_limit_s: float | None) -> Cons
 
 def _stages(plan: Plan, space: ModeSpace, time_limit_s: float | None) -> Iterator[PlannedStage]:
     """Yield each of several stages."""
-    step, known, keeps = Step.of(plan), KnownChoices(), keeping(plan.graph)
+    step, known, keeps = TrainingStep.of(plan), KnownChoices(), keeping(plan.graph)
     model = cost_model(plan.cost_model, plan.machine, step.group, plan.precision)
     left = allowed(plan.constraints, plan.graph, step.group, configurations_beside(plan))
     fixed = Batch(graph=plan.graph, has_cuts=True).fixed - {layer.name for layer in plan if layer.is_recomputed}
@@ -220,7 +220,7 @@ def _tied_elsewhere(graph: Graph, ties: Sequence[Sequence[str]]) -> list[str]:
     return [name for names in crossing for name in names if name in graph.index]
 
 
-def _rises(step: Step, number: int) -> tuple[int, int]:
+def _rises(step: TrainingStep, number: int) -> tuple[int, int]:
     """Return how much a step takes longer for each second that a stage takes longer: of a micro-batch, and once."""
     small_s = SMALL_RISE * step.cost
     own = step.sums[number]

@@ -31,7 +31,7 @@ from pase.machine import Machine
 from pase.planning.plan import Plan
 from pase.planning.planner import Progress, SearchSettings, search, settings_of, whole_graph
 from pase.planning.problems import problem_of_plan
-from pase.planning.steps import LayerChoice, Step, chosen_layer
+from pase.planning.steps import LayerChoice, TrainingStep, chosen_layer
 from pase.solver import Solution
 from pase.tables.cost_tables import CostTables
 
@@ -288,7 +288,7 @@ def _within_modes(plan: Plan, time_limit_s: float | None, on_progress: Progress 
 def _searched(plan: Plan, time_limit_s: float | None) -> _Under:
     """Return what a changed figure does to a plan with several stages: each takes a search."""
     settings: SearchSettings = {**settings_of(plan), "time_limit_s": time_limit_s}
-    whole, step = whole_graph(plan), Step.of(plan)
+    whole, step = whole_graph(plan), TrainingStep.of(plan)
 
     def under(figure: Sensitivity, other: Plan) -> Sensitivity:
         limit = other.device_memory_bytes
@@ -305,7 +305,7 @@ def _searched(plan: Plan, time_limit_s: float | None) -> _Under:
         best_s, is_proven = present_s, best is not None and best.lower_bound >= present_s * (1 - TIE)
         if best is not None and (not fits or best.total_cost < present_s * (1 - TIE)):
             best_s, is_proven = best.total_cost, best.exact
-            chosen = zip(best, Step.of(best).layers, strict=True)
+            chosen = zip(best, TrainingStep.of(best).layers, strict=True)
             moves = tuple((own.name, choice) for own, choice in chosen if own.splits != plan[own.name].splits)
         return replace(
             figure,

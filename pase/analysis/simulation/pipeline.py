@@ -16,7 +16,7 @@ from pase.machine import Machine, load_machine
 from pase.planning.passes import NONE, Pass, Work, run_passes, stage_times
 from pase.planning.plan import Plan
 from pase.planning.stages import ONE_FORWARD_ONE_BACKWARD, actions, check_stages, group_devices, step_s
-from pase.planning.steps import Step
+from pase.planning.steps import TrainingStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class StagedSimulation:
     """
 
     plan: Plan
-    step: Step
+    step: TrainingStep
     hides: bool
     times_s: tuple[Mapping[Work, float], ...]
     passes: tuple[Pass, ...]
@@ -151,7 +151,7 @@ def simulate_stages(plan: Plan, *, machine: Machine | StrPath | None = None, ove
     """
     if plan.num_stages != plan.num_groups:
         check_stages(plan)
-    step = Step.of(plan, as_placed=True)
+    step = TrainingStep.of(plan, as_placed=True)
     if machine is not None:
         step = replace(step, machine=machine if isinstance(machine, Machine) else load_machine(machine))
     if step.cost_model == "paper":

@@ -34,7 +34,7 @@ from pase.graph import DimIndex, Graph, Operator, SliceOf, Window
 from pase.planning.passes import Work
 from pase.planning.plan import Plan
 from pase.planning.planner import MAX_DEVICES, Progress, SearchSettings, search, settings_of, whole_graph
-from pase.planning.steps import Step
+from pase.planning.steps import TrainingStep
 from pase.views.drawing.folding import arranged
 from pase.views.drawing.plans import DrawnPlan, drawn_plan, split_classes
 
@@ -229,7 +229,7 @@ def cost_parts(plan: Plan) -> tuple[tuple[Part, ...], ...]:
     """Return [layers] the parts of each layer cost t_l; those of repeated layers are computed once."""
     model = cost_model(plan.cost_model, plan.machine, plan.group_size, plan.precision)
     found = []
-    for stage, choice in Step.of(plan).problems:
+    for stage, choice in TrainingStep.of(plan).problems:
         parts = CostParts(Problem.of(stage.tables, plan.micro_batches), model)
         found += [parts.own(vertex, own) for vertex, own in enumerate(choice)]
     return tuple(found)

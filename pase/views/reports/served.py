@@ -24,7 +24,7 @@ from pase.planning.constraints import RECOMPUTE, Pin
 from pase.planning.plan import Plan, configuration_text, scope_text, step_text
 from pase.planning.planner import AUTO_NUMBER, WITHOUT_TIME, settings_of, whole_graph
 from pase.planning.session import Answer, Session
-from pase.planning.steps import Step
+from pase.planning.steps import TrainingStep
 from pase.sharding.shards import divisors
 from pase.views.drawing.plans import repeated_blocks
 from pase.views.reports.document import embedded, page_text
@@ -279,7 +279,7 @@ LayerText = tuple[str, str, str, str]
 """A layer's stage, configuration, state of weights, and treatment of saved tensors; "" for defaults."""
 
 
-def layer_texts(step: Step) -> list[LayerText]:
+def layer_texts(step: TrainingStep) -> list[LayerText]:
     """Return the texts of each layer of a step."""
     has_stages = len(step.bounds) > 1
     known: dict[Hashable, LayerText] = {}
