@@ -1,8 +1,8 @@
 """The best published steps beside those that a search finds for the same model on the same devices.
 
 Theirs is a `TrainingStep` with their splits, stages, micro-batches, states of weights and recomputation, so that both
-are told by the same costs. Kernels and copies that no search chooses (the sum of gradients over micro-batches, the optimizer, a
-cross-entropy in many kernels) are left out of both; `published_steps` has them.
+have the same costs. Kernels and copies that no search chooses (the sum of gradients over micro-batches, the optimizer,
+a cross-entropy in many kernels) are left out of both; `published_steps` has them.
 """
 
 import argparse
