@@ -63,12 +63,13 @@ def _searched(graph: Graph, **settings: Any) -> Plan | None:
 def _looks_of_search(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[int]:
     """Return a list of how often the clock was looked at before the plan of what was found was made, if any was."""
     looks: list[int] = []
+    make = pipelines.plan_of_step
 
     def plan_of_step(*found: Any) -> Plan:
         looks.append(clock.looks)
-        return pipelines.plan_of_step(*found)
+        return make(*found)
 
-    monkeypatch.setattr(planner, "plan_of_step", plan_of_step)
+    monkeypatch.setattr(pipelines, "plan_of_step", plan_of_step)
     return looks
 
 
