@@ -108,6 +108,18 @@ def test_batch_normalisation_is_a_layer_of_pytorch_that_keeps_its_statistics() -
     assert f"{layer}factor=1.25)" in "".join(line.strip() + " " * line.endswith(",") for line in source.splitlines())
 
 
+def test_constants_are_refused_for_mesh_tensorflow() -> None:
+    graph = small("mlp")
+    first, *others = graph.operators
+    assert first.body is not None
+    body = replace(first.body, constants=(Constant(name="m", dims=("n",)),))
+    graph = replace(graph, operators=(replace(first, body=body), *others))
+    with pytest.raises(
+        EmitError, match=r"layer 'fc1' \(dense\) computes with constants, which programs for mesh_tensor"
+    ):
+        emit(make_plan(graph, 2, {}), target="mesh_tensorflow")
+
+
 def test_an_unknown_target_is_refused() -> None:
     with pytest.raises(EmitError, match="unknown target 'torhc': did you mean 'torch'"):
         emit(make_plan(small("mlp"), 2, {}), target="torhc")
