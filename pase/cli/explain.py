@@ -400,7 +400,7 @@ def print_why(plan: Plan, explanation: Explanation, figures: CostFigures, *, sho
     named = [
         {"<layer": f"{group[0].name}{count}", **row} for group, count, row in zip(groups, times, rows, strict=True)
     ]
-    # Columns of which nothing is said are left out.
+    # Columns without values are omitted.
     headers = [header for header in named[0] if any(row[header] for row in named)]
     print_table(
         [header.partition("|")[0] for header in headers], [[row[header] for header in headers] for row in named]
@@ -571,7 +571,7 @@ def _share(difference: float, explanation: Explanation) -> str:
 def _runner_up_texts(
     title: str, runner_up: RunnerUp | None, layer: LayerExplanation, explanation: Explanation, num_devices: int
 ) -> dict[str, str]:
-    """Return what is said of a runner-up, by its title."""
+    """Return the facts about a runner-up, by title."""
     if runner_up is None:
         return {title: "none"}
     text = choice_text(runner_up.choice, num_devices, layer.choice)
@@ -641,7 +641,7 @@ def _searched(explanation: Explanation) -> str:
 
 
 def _row(plan: Plan, layer: LayerExplanation, explanation: Explanation) -> dict[str, str]:
-    """Return what is said of a layer in a table, by the header of the column; what follows | tells headers apart."""
+    """Return a layer's table row, by column header; a suffix after | distinguishes equal headers."""
     size, own = plan.group_size, layer.choice
     flips = []
     for flip, end in zip((layer.below, layer.above), explanation.searched, strict=True):

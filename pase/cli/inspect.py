@@ -54,7 +54,7 @@ def inspect_command(
         if is_builtin(model):
             graph = load(model, batch=batch, arguments=arguments)
         else:
-            # Here: it loads what lowers graphs.
+            # Imported here because it loads the modules that lower graphs.
             from pase.importers.frameworks import import_model
 
             found = import_model(model, batch=batch, arguments=arguments, is_strict=strict)
@@ -126,19 +126,19 @@ def _print(graph: Graph, found: "ImportedModel | None", *, shows_all: bool) -> N
 
 def _print_approximations(graph: Graph, found: "ImportedModel") -> None:
     """Print which operators are treated generically, and their share of the work."""
-    told: dict[str, list[str]] = {}
+    layers: dict[str, list[str]] = {}
     for name, text in found.lowered.approximations:
-        told.setdefault(text, []).append(name)
+        layers.setdefault(text, []).append(name)
     share = _generic_share(graph)
     known = f"{share['flop']:.2%} of the FLOP, {share['elements']:.2%} of what is written"
-    print_facts({"treated generically": known if told else "nothing: every operator is known"})
-    if told:
+    print_facts({"treated generically": known if layers else "nothing: every operator is known"})
+    if layers:
         say()
         print_table(
             ["<not told exactly", "times", "<first", "<dims that it cannot split"],
             [
                 [text, len(names), names[0], _held(graph[names[0]])]
-                for text, names in sorted(told.items(), key=lambda item: -len(item[1]))
+                for text, names in sorted(layers.items(), key=lambda item: -len(item[1]))
             ],
         )
 
@@ -182,8 +182,8 @@ def models_command(as_json: bool) -> None:
     rows = []
     for entry in MODELS.values():
         values = {name: value for name, value in entry.parameters.items() if name != "batch"}
-        told = " ".join(f"{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in values.items())
-        rows.append([entry.name, entry.description, str(entry.default_batch), told])
+        arguments = " ".join(f"{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in values.items())
+        rows.append([entry.name, entry.description, str(entry.default_batch), arguments])
     print_table(["<name", "<network", "batch", "<--arg"], rows)
 
 

@@ -389,7 +389,7 @@ def given_plan(path: str, model: ModelArguments) -> Plan:
     """Return the plan in a file, and warn of options that it ignores."""
     if not model.is_empty:
         warn("a plan names its own model and devices: --devices, --batch, --arg and others are not used")
-    # Here: searches read none.
+    # Imported here because searches read no plan file.
     from pase.planning.plan_file import read_plan
 
     return read_plan(path)

@@ -281,10 +281,10 @@ def _print_moved(result: RunResult) -> None:
 def emit_command(plan: str, model: ModelArguments, output: Path | None, target: str | None, as_json: bool) -> None:
     """Write PLAN, a file that 'pase search -o' made, as a program.
 
-    It trains the model, and computes the outputs of an imported one, beside its loss or alone. Programs for
-    mesh_tensorflow are of built-in networks and train alone.
+    It trains the model; of an imported model it also returns the outputs, with the loss or alone. Programs for
+    mesh_tensorflow are of built-in networks, and only train.
 
-    Of a MODEL, the best strategy on --devices is searched first.
+    For a MODEL, the best strategy on --devices is searched first.
     """
     with progress() as on_progress:
         read = chosen_plan(plan, model, on_progress)
@@ -301,7 +301,7 @@ def emit_command(plan: str, model: ModelArguments, output: Path | None, target: 
 
 
 def _trains(plan: Plan) -> bool:
-    """Return whether programs of a plan train: they compute outputs alone where no loss is known."""
+    """Return whether programs of a plan train: without a known loss they only compute outputs."""
     try:
         return bool(plan.graph.loss_layer)
     except EmitError:

@@ -142,7 +142,7 @@ def search_command(
     orderings = _orderings(plan.graph, model.devices) if explain_ordering else []
     held = None if plan.has_parts else _held(plan, options["time_limit_s"])
     if as_json:
-        # Here: few searches are told as documents.
+        # Imported here because few searches print a document.
         from pase.planning.plan_file import plan_document
 
         document = plan_document(plan)

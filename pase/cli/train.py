@@ -241,7 +241,7 @@ def _take_part(request: TrainingRequest, cluster: Cluster, *, as_json: bool) -> 
 
 
 def _start_processes(request: TrainingRequest, arguments: Sequence[str], values: Mapping[str, Any]) -> int:
-    """Start the processes of a job and return the exit status; asynchronous methods go on without one that is lost."""
+    """Start the processes of a job and return the exit status; asynchronous methods continue if one is lost."""
     num_tasks = count_tasks(request.job, values["processes"])
     return supervise(
         pase_command(["train", *arguments]),

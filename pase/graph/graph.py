@@ -19,7 +19,7 @@ from pase.graph.operator import Access, AllToAll, Exchange, Operator, Role, Scal
 from pase.graph.precision import FLOAT32, LayerTypes, Precision, layer_types, precision_of
 
 _PARTS = frozenset(part.name for part in fields(Operator)) - {"name"}
-"""What an operator consists of, but for its name."""
+"""Fields of an operator other than its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

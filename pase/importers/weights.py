@@ -85,9 +85,10 @@ def read_weights(
 
 
 def _constants(model: ImportedModel) -> dict[tuple[str, str], Use]:
-    """Return what the constants of programs for PyTorch are of the source, by (layer, constant).
+    """Return the arrays of the source that constants of PyTorch programs consist of, by (layer, constant).
 
-    A layer's own body names other constants alike; programs without the module have it where nothing of it is given.
+    A layer's own body may use the same name for another constant. Programs without the module use that body if the
+    module computes none of its constants.
     """
     found: dict[tuple[str, str], Use] = {}
     for operator in model.graph.operators:

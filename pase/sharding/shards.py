@@ -160,7 +160,7 @@ def padded_shard_points(part_extents: Sequence[int], dim: int, count: int) -> in
 
 
 _FEW_ROWS = 4
-"""So many are told apart in less time than it takes to call functions of arrays."""
+"""Up to this many rows are compared as tuples, which is faster than array functions for so few."""
 
 _FEW_NUMBERS = 1024
 

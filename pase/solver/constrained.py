@@ -317,7 +317,7 @@ def solve_limited(
 
     Args:
         gap: Relative gap at which the search may stop. The result then has a bound instead of a proof.
-        max_parts: Number of parts into which the problem is split at most without a time limit.
+        max_parts: Maximum number of parts into which the problem is split without a time limit.
 
     Returns:
         The solution, which always fits.

@@ -56,7 +56,7 @@ class LayerMesh:
 
     @cached_property
     def point(self) -> dict[str, int]:
-        if self.is_host:  # every rank holds the inputs whole
+        if self.is_host:  # every rank has the complete inputs
             return {}
         return self.devices.coordinates[self.devices.devices.index(self.program.rank)]
 
