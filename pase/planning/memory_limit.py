@@ -357,18 +357,24 @@ def _mixed(weights: Mapping[Turn, int], turn: Turn, share: int) -> dict[Turn, in
 # -- where nothing fits
 
 
-def lightest_within(tables: CostTables, limit: MemoryLimit) -> Choice:
-    """Return the strategy with the lowest peak that is found, first of those that have least in one turn."""
-    weights, best = {Turn("update", -1): 1}, Choice()
+def lightest_within(tables: CostTables, limit: MemoryLimit) -> tuple[Choice, float]:
+    """Return the strategy with the lowest peak that is found, first of those that have least in one turn.
+
+    Returns:
+        The strategy, and the bytes that every strategy takes at least.
+    """
+    weights, best, least = {Turn("update", -1): 1}, Choice(), 0.0
     for _ in range(MAX_TURNS):
-        choice = lightest_strategy(limit.relaxed(tables, weights))
+        problem = limit.relaxed(tables, weights)
+        choice = lightest_strategy(problem)
+        least = max(least, problem.usage(choice) / sum(weights.values()))
         peak = limit.peak(choice)
         if not best or peak.bytes < limit.peak(best).bytes:
             best = choice
         if peak.turn in weights:
             break
         weights = {peak.turn: 1} if len(weights) == 1 else {**weights, peak.turn: max(weights.values())}
-    return best
+    return best, least
 
 
 def limit_of(
@@ -402,7 +408,8 @@ def nothing_fits(problem: Problem, limit: MemoryLimit, *, is_constrained: bool) 
     is_constrained: Whether the problem has other constraints.
     """
     graph, devices, most = problem.graph, problem.num_devices, limit.limit_bytes
-    peak = limit.peak(lightest_within(problem.tables, limit))
+    lightest, least = lightest_within(problem.tables, limit)
+    peak = limit.peak(lightest)
     binding = max(range(len(graph.operators)), key=lambda v: (peak.kept_by_layer[v], -v))
     # More devices have other configurations, which constraints may not allow.
     enough = None if is_constrained else _enough_devices(graph, devices, limit)
@@ -416,9 +423,12 @@ def nothing_fits(problem: Problem, limit: MemoryLimit, *, is_constrained: bool) 
         advice += f" (no smaller batch does: weights with their gradients and state take {quantity(state, 'B')})"
     among = " that keeps to the constraints" if is_constrained else ""
     kept = peak.kept_by_layer[binding]
+    takes = f"the least that one takes is {quantity(peak.bytes, 'B')}"
+    if least < peak.bytes * (1 - CLOSE_BYTES):
+        takes = f"the least found takes {quantity(peak.bytes, 'B')}, none takes less than {quantity(least, 'B')}"
     return MemoryLimitError(
-        f"no strategy of {graph.name!r}{among} fits {quantity(most, 'B')} on each of {devices} devices: the "
-        f"least that one takes is {quantity(peak.bytes, 'B')}, {quantity(peak.bytes - most, 'B')} too much; layer "
+        f"no strategy of {graph.name!r}{among} fits {quantity(most, 'B')} on each of {devices} devices: {takes}, "
+        f"{quantity(peak.bytes - most, 'B')} too much; layer "
         f"{graph.operators[binding].name!r} binds with {quantity(kept, 'B')} of it ({kept / peak.bytes:.0%}); {advice}"
     )
 
@@ -433,7 +443,7 @@ def _enough_devices(graph: Graph, num_devices: int, limit: MemoryLimit) -> int |
             return None
         memory = replace(limit.memory, configurations=configurations, modes=(), edges=(), recomputes=False)
         there = MemoryLimit(memory=memory, limit_bytes=limit.limit_bytes)
-        least = there.peak(lightest_within(tables, there)).bytes
+        least = there.peak(lightest_within(tables, there)[0]).bytes
         if least <= limit.limit_bytes:
             return factor * num_devices
         if least >= before:
