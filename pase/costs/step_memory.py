@@ -302,9 +302,10 @@ class StepMemory:
         )
 
     def usage_between_turns(self, in_flight: int) -> tuple[list[FloatArray], list[EdgeTable | None]]:
-        """Return [V] [C] the bytes of layers, and [E] of edges, between the turns of a stage, at least.
+        """Return at least how many bytes layers, `[V][C]`, and edges, `[E]`, need between the turns of a stage.
 
-        in_flight: Of how many micro-batches.
+        Args:
+            in_flight: Number of micro-batches in flight.
         """
         known: dict[Hashable, Any] = {}
         layers = list[FloatArray]()

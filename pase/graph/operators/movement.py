@@ -173,7 +173,8 @@ def opaque(
             which they have the extent of the first.
         outputs: Shapes of its outputs.
         passes: Pairs (dim of the first input, dim of every output).
-        flop, product_flop: Elementwise and product FLOP of the whole forward pass.
+        flop: Elementwise FLOP of the whole forward pass.
+        product_flop: FLOP of products in the whole forward pass.
         function: Name of the function.
         num_weights: The number of last inputs that are trained, and needed completely by every device.
 

@@ -96,7 +96,8 @@ def contract(
 
     Args:
         name: Name of the operator.
-        x, y: Shapes of the factors.
+        x: Shape of the first factor.
+        y: Shape of the second factor.
         axes: Names of the dims of either factor.
         out: Names of the dims of the result.
         parameter: Which factor, 0 or 1, is trained, if any.
@@ -151,7 +152,8 @@ def attention(name: str, q: Shape, k: Shape, v: Shape, *, causal: bool = False, 
     Args:
         name: Name of the operator.
         q: Shape [b, s, h, k].
-        k, v: Shapes [b, t, h, k].
+        k: Shape [b, t, h, k].
+        v: Shape [b, t, h, k].
         causal: Whether a query attends to no later key (costed as the full square, as it is computed).
         is_fused: Whether the scores are never fully materialised, and are recomputed in the backward pass. One number
             per query is then saved; otherwise the softmax of the scores is.

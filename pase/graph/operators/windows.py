@@ -287,7 +287,8 @@ class Windows:
     """Windows that slide over a tensor [b, channels, …].
 
     Attributes:
-        positions, kernels: Extents of their iteration dims.
+        positions: Extents of the iteration dims of the positions.
+        kernels: Extents of the iteration dims of the kernels.
         pads: Padding before and after each spatial dim.
         axes: Indices of the spatial dims.
     """
