@@ -36,7 +36,7 @@ def _row(name: str, problem: Problem) -> list[str]:
     def solved(limit_bytes: int) -> LimitedSolution:
         return cheapest_within(problem.tables, limit_of(problem, limit_bytes, OPTIMISER))
 
-    least = plenty.peak(lightest_within(problem.tables, plenty)).bytes
+    least = plenty.peak(lightest_within(problem.tables, plenty)[0]).bytes
     free = solved(PLENTY)
     found = [solved(int(least + share * (free.usage - least))).solution for share in SHARES]
     return [
