@@ -242,7 +242,7 @@ def test_a_plan_is_a_collection_of_layers() -> None:
 def test_what_a_plan_is_asked() -> None:
     plan = small_plan("lenet5", 4)
     why = pase.explain(plan, ["fc1"])
-    assert why["fc1"].splits == plan["fc1"].splits
+    assert why["fc1"].choice.splits == plan["fc1"].splits
     assert pase.simulate(plan, machine="h100").step_time_s > 0
     comparison = pase.compare("lenet5", 4, machine="1080ti")
     assert comparison.contenders[0].plan.total_cost == search("lenet5", 4).total_cost

@@ -264,7 +264,9 @@ class Graph:
     @cached_property
     def _read_gradients(self) -> Mapping[str, tuple[bool, ...]]:
         gradients = self._gradients
-        return {o.name: tuple((o.name, read) in gradients for read in range(len(o.reads))) for o in self.operators}
+        return FrozenDict(
+            {o.name: tuple((o.name, read) in gradients for read in range(len(o.reads))) for o in self.operators}
+        )
 
     def read_gradients(self, operator: Operator) -> tuple[bool, ...]:
         """Return for each read of an operator whether it has a gradient."""

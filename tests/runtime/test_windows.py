@@ -60,7 +60,7 @@ def test_windows_are_those_of_pytorch(rank: int, name: str) -> None:
     with tf.Graph().as_default(), tf.Session() as session:
         own = [tf.constant(x.detach().numpy()) for x in reads]
         names = [access.tensor for access in operator.reads]
-        computed = interpret(operator, operator.body, dict(zip(names, own, strict=True)))[0]
+        computed = interpret(operator, operator.body, dict(zip(names, own, strict=True)))
         found = session.run([computed, *tf.gradients(tf.reduce_sum(computed * factors), own)])
     assert operator.writes[0].shape == found[0].shape
     for ours, other in zip(found, expected, strict=True):

@@ -234,9 +234,10 @@ def _rises(step: TrainingStep, number: int) -> tuple[int, int]:
 
 def _linear_problem(tables: ChoiceTables, often: int, once: int, micro_batches: int) -> Problem:
     """Return the problem of a stage of which a micro-batch counts `often`, and what it does once a step `once`."""
-    if once:
+    if once and often:
         costs = tables.of_one_stage(often)
     else:
         # What can overlap counts as if it did.
-        costs = tables.weighed(np.array([often * (criterion == "repeated") for criterion in CRITERIA]))
+        counted = {"repeated": often, "once": once}
+        costs = tables.weighed(np.array([float(counted.get(criterion, 0)) for criterion in CRITERIA]))
     return Problem(choices=tables, tables=costs, micro_batches=micro_batches)

@@ -17,6 +17,7 @@ from pase.sharding.traffic import Movement, bytes_by_movement, flows
 from pase.targets.programs import emit
 from pase.targets.torch.parallel import parallelize
 from pase.targets.training.options import TrainingOptions
+from tests.networks import small_plan
 from tests.runtime.plans import make_plan, random_plan
 from tests.targets.torch.equality import full
 from tests.targets.torch.modules import Language, floats, words
@@ -175,7 +176,8 @@ def test_programs_say_their_types() -> None:
     assert "types" not in emit(plan, target="torch")
     mixed = replace(plan, graph=plan.graph.in_precision("bf16-mixed"))
     assert 'program.types(weights="float32", products="bfloat16")' in emit(mixed, target="torch").replace("'", '"')
-    text = emit(mixed, target="mesh_tensorflow")
+    built = small_plan("mlp", 2)
+    text = emit(replace(built, graph=built.graph.in_precision("bf16-mixed")), target="mesh_tensorflow")
     assert "program.types" not in text
     assert "numbers are float32 (--dtype float64: float64), not in the types of the plan, bf16-mixed" in text
 
