@@ -64,8 +64,8 @@ PADDING = {"pictures": 2 * 3 * (10 * 10 - 8 * 8) * 4}
 """Bytes around the inputs of convolutions, of which programs of layers keep a padded copy, and PyTorch's own none."""
 
 NOT_SAVED = {"residual": 4 * 3 * 5 * 8, "pictures": 4 * 2 * 3 * 10 * 10}
-"""Bytes of inputs that stay for the whole step, and that no backward pass needs as they come: a residual sum's, and one of
-which a convolution's padded copy counts. Three examples are not split over two ranks."""
+"""Bytes of inputs that stay for the whole step, and that no backward pass needs as they come: a residual sum's, and one
+of which a convolution's padded copy counts. Three examples are not split over two ranks."""
 
 
 def kept_bytes(module: Any, batch: dict[str, Any]) -> int:
