@@ -269,10 +269,7 @@ def solve_again(
             outcome.raise_bound(bound)
             outcome.offer(model.complete(decode(model, not forward)[1]))
         else:
-            tighten_bounds(model, budget, outcome)
-            ordered = partial(_ordered, AUTO, outcome)
-            if not eliminate_exactly(model, ordered, QUICK_OPERATIONS, budget, outcome):
-                _narrow(model, ordered, budget, outcome)
+            _narrow(model, partial(_ordered, AUTO, outcome), budget, outcome)
     except (OutOfTimeError, KeyboardInterrupt):
         pass
     return _solution(tables, start.report, budget, outcome)
@@ -347,11 +344,7 @@ def _search(tables: CostTables, report: OrderingReport, ordering: str, budget: S
     if _repeats_much(tables):
         with model.repeating():
             _reduce(model, budget)
-    tighten_bounds(model, budget, outcome)
-    if eliminate_exactly(model, ordered, QUICK_OPERATIONS, budget, outcome):
-        return
-    if not _contract_whole(tables, model, ordered, budget, outcome):
-        _narrow(model, ordered, budget, outcome)
+    _narrow(model, ordered, budget, outcome, whole=tables)
 
 
 def _is_direct(report: OrderingReport) -> bool:
@@ -359,8 +352,23 @@ def _is_direct(report: OrderingReport) -> bool:
     return report.largest_dependent_set <= 1 or report.operations <= DIRECT_OPERATIONS
 
 
-def _narrow(model: PairwiseModel, ordered: Ordered, budget: SearchBudget, outcome: Outcome) -> None:
-    """Reduce and bound a model until the rest can be eliminated; split it where that would take too long."""
+def _narrow(
+    model: PairwiseModel,
+    ordered: Ordered,
+    budget: SearchBudget,
+    outcome: Outcome,
+    *,
+    whole: CostTables | None = None,
+) -> None:
+    """Bound and reduce a model until the rest can be eliminated; split it where that would take too long.
+
+    whole: The tables of which the model is all; None where some vertices are restricted.
+    """
+    tighten_bounds(model, budget, outcome)
+    if eliminate_exactly(model, ordered, QUICK_OPERATIONS, budget, outcome):
+        return
+    if whole is not None and _contract_whole(whole, model, ordered, budget, outcome):
+        return
     while True:
         before = model.num_configurations(), len(model.live)
         _reduce(model, budget)
