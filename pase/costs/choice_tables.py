@@ -16,6 +16,7 @@ from pase.costs.choices import (
     LayerChoices,
     Links,
     choices_of_layer,
+    criteria_weights,
     edge_choices,
     elsewhere,
     kept_on_edge,
@@ -202,8 +203,7 @@ class ChoiceTables:
         What streams in each micro-batch counts once, as if it overlapped in all but the last: a strategy of which it
         does costs no more.
         """
-        counted = {"repeated": float(micro_batches), "streamed": 1.0, "once": 1.0, "summed": 1.0}
-        tables = self.weighed(np.array([counted.get(name, 0.0) for name in CRITERIA]))
+        tables = self.weighed(criteria_weights(repeated=micro_batches, streamed=1.0, once=1.0, summed=1.0))
         if not self.hides:
             return tables
         layers = {id(layer): layer.figures for layer in self.layers}

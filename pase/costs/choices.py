@@ -66,6 +66,11 @@ CRITERIA = ("repeated", "streamed", "once", "summed", "cover", "static", "kept")
 """What adds up over layers and edges, in the order of the columns of arrays of weights."""
 
 
+def criteria_weights(**weights: float) -> FloatArray:
+    """Return [criteria] weights by name; of the others, 0."""
+    return np.array([float(weights.get(name, 0.0)) for name in CRITERIA])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Figures:
     """What choices cost, [C] each, in the cost model's unit.

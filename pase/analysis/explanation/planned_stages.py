@@ -23,7 +23,7 @@ from pase.analysis.explanation.constrained_search import (
 )
 from pase.costs import Problem, cost_model
 from pase.costs.choice_tables import ChoiceTables, KnownChoices, choice_tables
-from pase.costs.choices import CRITERIA
+from pase.costs.choices import criteria_weights
 from pase.costs.memory import keeping
 from pase.costs.states import STATES, ModeSpace
 from pase.graph import Graph
@@ -238,6 +238,5 @@ def _linear_problem(tables: ChoiceTables, often: int, once: int, micro_batches: 
         costs = tables.of_one_stage(often)
     else:
         # What can overlap counts as if it did.
-        counted = {"repeated": often, "once": once}
-        costs = tables.weighed(np.array([float(counted.get(criterion, 0)) for criterion in CRITERIA]))
+        costs = tables.weighed(criteria_weights(repeated=often, once=once))
     return Problem(choices=tables, tables=costs, micro_batches=micro_batches)
