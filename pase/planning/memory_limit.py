@@ -8,7 +8,7 @@ sums of several are, at the weights where the bound is highest. What is then lef
 by going through all that may cost less, where these are few.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import gcd, prod
@@ -454,14 +454,9 @@ def _enough_devices(graph: Graph, num_devices: int, limit: MemoryLimit) -> int |
 
 def _without_costs(graph: Graph, num_devices: int) -> tuple[CostTables, tuple[IndexArray, ...]]:
     """Return tables in which nothing costs anything, and the configurations: memory depends on these alone."""
-    numbers: dict[Hashable, int] = {}
-    found: list[IndexArray] = []
-    references = []
-    for operator in graph.operators:
-        if operator.unnamed not in numbers:
-            numbers[operator.unnamed] = len(found)
-            found.append(enumerate_configurations(operator, num_devices))
-        references.append(numbers[operator.unnamed])
+    distinct = {like: number for number, like in enumerate(dict.fromkeys(graph.repeated))}
+    found = [enumerate_configurations(graph.operators[like], num_devices) for like in distinct]
+    references = [distinct[like] for like in graph.repeated]
     edges = [(graph.index[edge.producer], graph.index[edge.consumer]) for edge in table_edges(graph)]
     kinds = list(dict.fromkeys((references[u], references[v]) for u, v in edges))
     nothing = [np.zeros(len(configurations)) for configurations in found]

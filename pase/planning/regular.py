@@ -27,7 +27,7 @@ from pase.common.containers import FrozenDict
 from pase.costs import TimeUpError
 from pase.costs.choice_tables import KnownChoices
 from pase.costs.states import STATES, BoolArray
-from pase.graph import Operator
+from pase.graph import Graph
 from pase.planning.constraints import allowed
 from pase.planning.pipelines import Found, StagePart
 from pase.planning.spans import CLOSE, EXACT, Batch, Scheme, Setting, Stages
@@ -78,15 +78,14 @@ class Candidate:
     options: Ints
 
 
-def runs_of_blocks(operators: Sequence[Operator], kinds: Sequence[int]) -> tuple[RepeatedBlocks, ...]:
+def runs_of_blocks(graph: Graph, kinds: Sequence[int]) -> tuple[RepeatedBlocks, ...]:
     """Return the blocks that repeat one after the other, in the order of the graph.
 
     Args:
-        operators: [V] of the graph.
+        graph: Whose blocks they are.
         kinds: [V] numbers, equal where layers are equal and read of the same places, as `Batch.kinds` has them.
     """
-    numbers: dict[Hashable, int] = {}
-    alike = [numbers.setdefault(operator.unnamed, len(numbers)) for operator in operators]
+    alike = graph.repeated
     found: list[RepeatedBlocks] = []
     waiting = [(0, len(kinds))]
     while waiting:
@@ -153,7 +152,7 @@ class StepCosts:
         options: [V] of a step that is known.
         """
         stages = Stages.of(setting, scheme)
-        runs = runs_of_blocks(stages.batch.graph.operators, stages.batch.kinds)
+        runs = runs_of_blocks(stages.batch.graph, stages.batch.kinds)
         roles = _roles(stages.batch, runs)
         only = _configurations(stages, roles, options)
         return cls(stages=replace(stages, only=only, known=KnownChoices(), is_whole=True), runs=runs, roles=roles)

@@ -65,7 +65,7 @@ def of_roles(plan: Plan) -> int:
 
 def test_blocks_that_repeat_are_found_with_those_at_their_ends() -> None:
     batch = batch_of(_blocks(4), 1, has_cuts=True)
-    (run,) = runs_of_blocks(batch.graph.operators, batch.kinds)
+    (run,) = runs_of_blocks(batch.graph, batch.kinds)
     names = [operator.name for operator in batch.graph.operators]
     within = names[run.first : run.beyond]
     places = {re.sub(r"\d+", "", name) for name in within if "fan_out" not in name}
@@ -83,7 +83,7 @@ def test_what_does_not_repeat_has_no_blocks() -> None:
     x = net.add(dense, "a", net.input((8, 5)), out=(("n", 3),))
     net.add(softmax_loss, "loss", net.add(dense, "b", x, out=(("n", 7),)))
     batch = batch_of(net.build(), 1, has_cuts=True)
-    assert runs_of_blocks(batch.graph.operators, batch.kinds) == ()
+    assert runs_of_blocks(batch.graph, batch.kinds) == ()
 
 
 def _peak(setting: Setting, found: Found) -> int:
