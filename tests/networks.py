@@ -1,6 +1,7 @@
 """The built-in networks made small: searched in milliseconds, with every kind of layer that the large ones have."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from math import prod
@@ -11,6 +12,7 @@ from pase import Builder, Graph, Machine, Plan, load, load_machine, search
 from pase.graph import Operator, Scalar
 from pase.graph.operators import dense, elementwise
 from pase.machine import override_machine
+from pase.planning.steps import LayerChoice, TrainingStep
 
 _TEXT: dict[str, Scalar] = {"batch": 16, "vocabulary": 64, "steps": 8, "model_width": 16, "heads": 4}
 _IMAGE: dict[str, Scalar] = {"batch": 16, "image": 32, "classes": 16}
@@ -131,3 +133,8 @@ def limited_staged_plan() -> Plan:
 def tiny_plan() -> Plan:
     """Return the plan of `tiny_graph` on 4 slow devices: its layers are split in different dims."""
     return search(tiny_graph(), 4, machine=slow_machine())
+
+
+def with_layer(step: TrainingStep, position: int, choice: LayerChoice) -> TrainingStep:
+    """Return a step with another choice of a layer, of the same stage."""
+    return replace(step, layers=(*step.layers[:position], choice, *step.layers[position + 1 :]))

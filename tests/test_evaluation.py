@@ -22,7 +22,7 @@ from pase.models import MODELS
 from pase.planning.problems import problem_of
 from pase.planning.steps import TrainingStep
 from pase.views.reports.document import sweep
-from tests.networks import SMALL, slow_machine, small_graph, small_plan, tiny_graph, tiny_plan
+from tests.networks import SMALL, slow_machine, small_graph, small_plan, tiny_graph, tiny_plan, with_layer
 
 TINY = {"machine": slow_machine()}
 
@@ -435,7 +435,7 @@ def test_what_to_change_first_in_a_step_saves_what_it_says(stages: int) -> None:
     assert found is not None
     step = TrainingStep.of(other)
     for name, choice in found.changes:
-        step = step.with_layer(other.index[name], choice)
+        step = with_layer(step, other.index[name], choice)
     assert found.saving == pytest.approx(other.total_cost - step.cost, rel=1e-9)
     assert found.saving >= (other.total_cost - plan.total_cost) * (1 - 1e-9)
     assert evaluation(_free_graph(), plan, time_limit_s=10).improvement is None

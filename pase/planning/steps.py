@@ -459,10 +459,6 @@ class TrainingStep:
         """Return what the stages of a group take together."""
         return StageSums(*together(np.array(sums[group :: self.num_groups]), self.under_way[group]).tolist())
 
-    def with_layer(self, position: int, choice: LayerChoice) -> "TrainingStep":
-        """Return the step with another choice of a layer, of the same stage."""
-        return replace(self, layers=(*self.layers[:position], choice, *self.layers[position + 1 :]))
-
     def memory_of_stage(self, number: int) -> StrategyMemory:
         """Return what is in the memory of the devices of a stage."""
         first, beyond = self.bounds[number]

@@ -18,7 +18,7 @@ from pase.errors import MemoryLimitError, PlanError
 from pase.planning.constraints import Forbid
 from pase.planning.steps import LayerChoice, TrainingStep
 from tests.explanation.test_schemes import free_plan
-from tests.networks import limited_staged_plan
+from tests.networks import limited_staged_plan, with_layer
 from tests.planning import test_brute_force as brute
 from tests.simulation.machines import machine
 
@@ -205,8 +205,7 @@ def test_each_mode_alone_is_the_step_that_has_it() -> None:
 
 def _step(plan: Plan, name: str, choice: LayerChoice) -> TrainingStep:
     """The step in which one layer has another choice."""
-    step = TrainingStep.of(plan)
-    return step.with_layer(plan.index[name], choice)
+    return with_layer(TrainingStep.of(plan), plan.index[name], choice)
 
 
 def test_each_layer_has_the_mode_that_the_plan_says() -> None:

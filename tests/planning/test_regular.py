@@ -17,6 +17,7 @@ from pase.planning.plan import Plan
 from pase.planning.regular import runs_of_blocks, simplified
 from pase.planning.spans import Scheme, Setting, batch_of
 from pase.planning.steps import LayerChoice, TrainingStep
+from tests.networks import with_layer
 from tests.planning.test_pipelines import _expected
 from tests.simulation.machines import machine
 
@@ -126,7 +127,7 @@ def test_a_block_that_is_otherwise_for_little_becomes_as_the_others(scheme: Sche
     other = LayerChoice(
         splits=layer.splits, state=layer.state, is_recomputed=not layer.is_recomputed, stage=layer.stage
     )
-    cost = TrainingStep.of(plan).with_layer(at, other).cost
+    cost = with_layer(TrainingStep.of(plan), at, other).cost
     assert cost > found.cost
     first = found.parts[layer.stage].chunks[0][0]
     again = tuple(own != (v == at) for v, own in enumerate(found.parts[layer.stage].again, start=first))
