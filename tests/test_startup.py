@@ -27,9 +27,8 @@ TRIES = 3
 WITHOUT_NUMPY = ("import pase", "pase --version", "pase --help", "pase s⇥")
 
 
-def loaded(name: str) -> set[str]:
-    """Return all modules that a start has loaded in its end."""
-    code, *arguments = STARTS[name]
+def loaded(code: str, *arguments: str) -> set[str]:
+    """Return all modules that a program has loaded in its end."""
     told = "import sys, atexit; atexit.register(lambda: print('loaded', *sys.modules, file=sys.stderr)); "
     finished = subprocess.run(
         [sys.executable, "-W", "error", "-c", told + code, *arguments], capture_output=True, text=True, check=True
@@ -59,7 +58,7 @@ def children_s() -> float:
 
 @pytest.mark.parametrize("name", WITHOUT_NUMPY)
 def test_a_start_loads_no_numpy(name: str) -> None:
-    modules = loaded(name)
+    modules = loaded(*STARTS[name])
     assert "pase" in modules
     assert {module.partition(".")[0] for module in modules}.isdisjoint(FRAMEWORKS | {"numpy"})
     assert name != "import pase" or "click" not in modules
@@ -76,21 +75,14 @@ COMMANDS = {SEARCH: 105, "machines": 105, "models": 115, "tables lenet5 --device
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_loads_what_it_uses(command: str, tmp_path: Path) -> None:
-    told = "import sys, atexit; atexit.register(lambda: print('loaded', *sys.modules, file=sys.stderr)); "
-    start = "from pase.cli.main import main; main()"
-    finished = subprocess.run(
-        [sys.executable, "-W", "error", "-c", told + start, *command.format(tmp_path).split()],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    modules = [name for name in finished.stderr.split() if name.partition(".")[0] == "pase"]
+    run, *_ = STARTS["pase --help"]
+    modules = [name for name in loaded(run, *command.format(tmp_path).split()) if name.partition(".")[0] == "pase"]
     assert not [name for name in modules if name.startswith(UNUSED)]
     assert len(modules) <= COMMANDS[command]
 
 
 def test_all_public_names_load_no_framework() -> None:
-    modules = {module.partition(".")[0] for module in loaded("from pase import *")}
+    modules = {module.partition(".")[0] for module in loaded(*STARTS["from pase import *"])}
     assert {"numpy", "pase"} <= modules
     assert modules.isdisjoint(FRAMEWORKS | {"click"})
 
