@@ -28,11 +28,12 @@ from msgspec import UNSET, UnsetType
 from pase._version import __version__
 from pase.analysis.baselines.registry import BASELINES, baseline_of
 from pase.analysis.explanation.constrained_search import PATIENT_TIME_S, Improvement, improvement, nearest
-from pase.analysis.explanation.planned_stages import EVERY_MODE, planned_stages
+from pase.analysis.explanation.planned_stages import planned_stages
 from pase.common.documents import DocumentSource, StrPath, read_text, toml_document
 from pase.common.structs import choice, read
 from pase.common.words import short
 from pase.costs import DEFAULT_OPTIMISER, Allowance, Problem, TimeUpError, cost_model
+from pase.costs.states import EVERY_MODE
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverError, unknown_name
 from pase.graph import Graph, Precision
 from pase.graph.operators import with_fan_outs

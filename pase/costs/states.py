@@ -62,6 +62,9 @@ class ModeSpace:
         return self.layers.get(layer) or replace(self, layers=FrozenDict())
 
 
+EVERY_MODE = ModeSpace(states=STATES, recompute=True)
+
+
 def sharded(operator: Operator, position: int, splits: Splits) -> BoolArray:
     """Return [K] whether the devices that all-reduce the gradient of a weight can shard its state over themselves."""
     access = operator.reads[position]

@@ -27,7 +27,7 @@ from pase.common.structs import (
     read,
 )
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, REPLICATED, STATES, cost_model
-from pase.costs.states import ModeSpace, can_be_in_parts
+from pase.costs.states import EVERY_MODE, can_be_in_parts
 from pase.errors import ConfigurationError, CostError, GraphError, MachineError, PlanError
 from pase.graph import Graph, Operator, Precision
 from pase.graph.document import Dims, GraphDocument, canonical_text
@@ -442,7 +442,7 @@ def _check_constraints(plan: Plan, source: DocumentSource) -> None:
     broken = "which the plan's constraints do not allow: search again"
     try:
         left = allowed(plan.constraints, plan.graph, plan.num_devices // plan.num_groups)
-        modes = mode_space(ModeSpace(states=STATES, recompute=True), plan.constraints, plan.graph)
+        modes = mode_space(EVERY_MODE, plan.constraints, plan.graph)
         for number, (operator, layer) in enumerate(zip(plan.graph.operators, plan.layers, strict=True)):
             path, splits = f"layers[{number}]", left.configurations(plan.graph, operator)
             if not (splits == np.array([*layer.splits.values()])).all(axis=1).any():

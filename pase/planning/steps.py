@@ -20,7 +20,7 @@ from pase.costs import (
 from pase.costs.choice_tables import ChoiceTables, KnownChoices, choice_tables
 from pase.costs.choices import Links
 from pase.costs.memory import keeping
-from pase.costs.states import STATES, ModeSpace
+from pase.costs.states import EVERY_MODE, STATES, ModeSpace
 from pase.costs.step_memory import StrategyMemory, bytes_of_others
 from pase.graph import Edge, Graph
 from pase.graph.parts import stages
@@ -374,8 +374,7 @@ class TrainingStep:
     def problems(self) -> tuple[tuple[StageProblem, tuple[int, ...]], ...]:
         """Each stage with the one configuration of each layer, in all modes, and which of these each layer has."""
         model = cost_model(self.cost_model, self.machine, self.group, self.graph.precision)
-        space, known = ModeSpace(states=STATES, recompute=True), KnownChoices()
-        found = []
+        known, found = KnownChoices(), []
         for number, (graph, (first, beyond)) in enumerate(zip(self.stages, self.bounds, strict=True)):
             layers = self.layers[first:beyond]
             rows = _rows(graph, [layer.splits for layer in layers])
@@ -383,7 +382,7 @@ class TrainingStep:
                 graph,
                 self.group,
                 model,
-                space,
+                EVERY_MODE,
                 known=known,
                 only=rows,
                 links=self.links[number],

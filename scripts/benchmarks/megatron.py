@@ -20,7 +20,7 @@ from pase.analysis.baselines.rules import ATTENTION, TransformerDims, largest_sp
 from pase.costs import StepMemory, cost_model
 from pase.costs.choice_tables import KnownChoices, choices_of_layers
 from pase.costs.choices import LayerChoices
-from pase.costs.states import STATES, ModeSpace
+from pase.costs.states import EVERY_MODE, STATES
 from pase.errors import ConfigurationError
 from pase.graph import Operator
 from pase.planning.pipelines import work_s
@@ -236,7 +236,7 @@ def _layer_figures(setting: Setting, degrees: Degrees) -> tuple[FloatArray, IntA
         batch.graph,
         devices,
         cost_model(setting.cost_model, setting.machine, devices, batch.graph.precision),
-        ModeSpace(states=STATES, recompute=True),
+        EVERY_MODE,
         known=KnownChoices(),
         only={operators[v].name: np.array([[*splits[v].values()]], dtype=np.int32) for v in chosen},
         hides=batch.hides,

@@ -25,7 +25,7 @@ from pase.costs import Problem, cost_model
 from pase.costs.choice_tables import ChoiceTables, KnownChoices, choice_tables
 from pase.costs.choices import criteria_weights
 from pase.costs.memory import keeping
-from pase.costs.states import STATES, ModeSpace
+from pase.costs.states import EVERY_MODE, ModeSpace
 from pase.graph import Graph
 from pase.planning.constraints import allowed, mode_space, with_ties
 from pase.planning.memory_limit import MemoryLimit, limit_of
@@ -42,8 +42,6 @@ from pase.solver import Solution
 
 SMALL_RISE = 1e-6
 """Share of a step's time by which what a stage takes is raised to see how the step's time rises with it."""
-
-EVERY_MODE = ModeSpace(states=STATES, recompute=True)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
