@@ -7,9 +7,10 @@ each as in some optimum.
 
 Whether a strategy fits is decided by its peak. Sums have what is held in one turn, at first the one in which
 micro-batches begin to go back; where strategies that fit in it do not fit in another one, that turn is limited instead.
-No strategy that fits is over the limit in any turn, so that each of the bounds holds. Strategies are sought within as
-much less as one that nearly fits has at its peak besides. What is then left between bound and strategy is closed by
-going through all choices that the bound leaves, where these are few.
+No strategy that fits is over the limit in any turn, so that each of the bounds holds. If the peak of a
+strategy exceeds the limit by some bytes that these sums leave out, the search is repeated with a limit that is lower by
+them. What is then left between bound and strategy is closed by enumerating all choices that the bound leaves, where
+these are few.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
